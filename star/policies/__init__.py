@@ -1,0 +1,1 @@
+"""Policies: anything that answers a conversation with the next turn."""

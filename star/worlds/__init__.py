@@ -1,0 +1,1 @@
+"""Worlds: queries, tools, environments and their judge."""

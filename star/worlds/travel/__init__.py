@@ -1,0 +1,1 @@
+"""The TravelPlanner world over the published tables or an embedded one."""
