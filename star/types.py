@@ -43,7 +43,7 @@ class Completion:
     logprobs: tuple[float, ...] = ()
     """Natural log-probability of each sampled id under the sampling distribution; same length as `token_ids`."""
     entropies: tuple[float, ...] = ()
-    """Entropy in nats of the distribution each id was drawn from; same length as `token_ids`."""
+    """Entropy of the distribution each id was drawn from, in units of ln V (0 certain, 1 uniform); same length as `token_ids`."""
     finish: Finish = "stop"
     error: str | None = None
 

@@ -1,0 +1,7 @@
+"""`python -m star`."""
+
+from __future__ import annotations
+
+from star.cli import entry
+
+entry()

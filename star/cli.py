@@ -1,0 +1,353 @@
+"""The command line: parse, load the recipe, enter one room, print. The only module that prints.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. Results go to stdout, logs and progress to stderr.
+Heavy modules are imported in command bodies only, so that `star --help` stays quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import logging
+import shlex
+import sys
+import webbrowser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from typer.exceptions import TyperException
+
+from star import pipeline, plugins
+from star.errors import StarError, UsageError
+from star.manifest import Entry, Run
+from star.pipeline import Stage
+from star.plugins import unknown
+from star.recipe import SNAPSHOT, find, load
+from star.records import plain
+from star.types import MODES
+
+log = logging.getLogger(__name__)
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Train small models into tool-using agents.")
+synth_app = typer.Typer(rich_markup_mode=None, help="Sample queries, and play them with a teacher.")
+app.add_typer(synth_app, name="synth")
+
+PARTS = ("delivery", "commonsense_micro", "commonsense_macro", "hard_micro", "hard_macro")
+"""Columns of the table of results, next to success."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/demo.")]
+
+
+@dataclass(frozen=True)
+class Common:
+    """The options that every stage has."""
+
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", "-r", help="A shipped recipe or a file; default: the run's own, else demo."),
+    ] = None
+    run: Annotated[Path | None, typer.Option("--run", help="Run directory; default: runs/<name of the recipe>.")] = None
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")] = None
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the run.")] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print settings, inputs and outputs; do nothing.")] = False
+    as_json: AsJson = False
+    ancestor: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Share the finished stages of this run that are equal.")
+    ] = None
+
+    def open(self, overrides: Sequence[str] = ()) -> Run:
+        """The run that these options mean; `overrides` come after those of `--set`."""
+        own = self.run / SNAPSHOT if self.run else None
+        path = own if self.recipe is None and own is not None and own.exists() else find(self.recipe or "demo")
+        seed = [] if self.seed is None else [f"seed={self.seed}"]
+        recipe = load(path, [*(self.sets or []), *seed, *overrides])
+        return Run.open(self.run or Path("runs") / recipe.name, recipe, self.ancestor)
+
+
+class Stderr(logging.Handler):
+    """Writes to what sys.stderr is at that moment, so that lines go above the progress bars and not through them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+def with_common(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter `common` stands for the options of `Common`."""
+
+    def command(**options: Any) -> None:
+        common = Common(**{name: options.pop(name) for name in shared.parameters})
+        function(common=common, **options)
+
+    own, shared = inspect.signature(function, eval_str=True), inspect.signature(Common, eval_str=True)
+    parameters = [*(p for p in own.parameters.values() if p.name != "common"), *shared.parameters.values()]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+@app.callback()
+def top(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")] = False) -> None:
+    logging.basicConfig(handlers=[Stderr()], format="%(message)s", level=logging.WARNING, force=True)
+    logging.getLogger("star").setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+@synth_app.callback(invoke_without_command=True)
+@with_common
+def synth(context: typer.Context, common: Common) -> None:
+    """Sample queries, and play those for training with the teacher. Alone it does both."""
+    if context.invoked_subcommand is None:
+        walk(context, common, ["queries", "trajectories"])
+    elif common != Common():
+        raise UsageError("star synth: options stand before the subcommand", "Put them after it")
+
+
+@synth_app.command()
+@with_common
+def queries(context: typer.Context, common: Common) -> None:
+    """Sample the queries of all splits."""
+    walk(context, common, ["queries"])
+
+
+@synth_app.command()
+@with_common
+def trajectories(context: typer.Context, common: Common) -> None:
+    """Play the training queries with the teacher; keep what the judge accepts."""
+    walk(context, common, ["trajectories"])
+
+
+@app.command()
+@with_common
+def sft(
+    context: typer.Context,
+    common: Common,
+    model: Annotated[str | None, typer.Option(help="tiny, a model directory, or a name on the hub.")] = None,
+) -> None:
+    """Fine-tune on the kept trajectories."""
+    walk(context, common, ["sft"], _settings({"sft.model": model}))
+
+
+@app.command()
+@with_common
+def rl(
+    context: typer.Context,
+    common: Common,
+    algo: Annotated[str | None, typer.Option(help=f"{', '.join(plugins.TABLE['algorithm'])}, or module:Class.")] = None,
+    reward: Annotated[str | None, typer.Option(help=f"{', '.join(plugins.TABLE['reward'])}, or module:Class.")] = None,
+) -> None:
+    """Reinforce the SFT checkpoint by playing the RL queries."""
+    walk(context, common, ["rl"], _settings({"rl.algo": algo, "rl.reward": reward}))
+
+
+@app.command("eval")
+@with_common
+def evaluate(
+    context: typer.Context,
+    common: Common,
+    split: Annotated[str, typer.Option(help=f"{' or '.join(pipeline.SPLITS)}.")] = "validation",
+    checkpoint: Annotated[str, typer.Option(help="base, sft, rl, or a model directory.")] = "rl",
+) -> None:
+    """Play held-out queries greedily and sampled, and measure."""
+    run = common.open()
+    enter(context, common, run, [pipeline.evaluation(run.recipe, checkpoint, split)])
+
+
+@app.command("run")
+@with_common
+def run_all(
+    context: typer.Context,
+    common: Common,
+    recipe_name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="As --recipe.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="STAGE", help="Stop after this stage.")] = None,
+) -> None:
+    """Walk all stages of a recipe; what is up to date is not done again."""
+    if recipe_name is not None and common.recipe is not None:
+        raise UsageError(f"both RECIPE {recipe_name} and --recipe {common.recipe} are given", "Give one of them")
+    common = dataclasses.replace(common, recipe=recipe_name or common.recipe)
+    run = common.open()
+    stages = pipeline.stages(run.recipe)
+    if until is not None:
+        last = stages.index(pipeline.find(run.recipe, until))
+        stages = stages[: last + 1]
+    enter(context, common, run, stages)
+
+
+@app.command()
+def status(
+    directory: RunArgument,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every artifact, checkpoints too.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show which stages are done, stale, partial, missing or tampered with; 1 if any was tampered with."""
+    run = Run.open(directory)
+    states = run.status(pipeline.jobs(run), verify)
+    entries = run.entries()
+    if as_json:
+        _print_json({"run": str(directory), "stages": states})
+    else:
+        rows = [[s.stage, s.state, s.why, _took(entries.get(s.stage))] for s in states]
+        _print_table(["stage", "state", "why", "seconds"], rows)
+    return int(any(s.state == "tampered" for s in states))
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    directory: RunArgument,
+    as_json: AsJson = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
+) -> None:
+    """Write the report of a run from what it has finished, and say where it lies."""
+    run = Run.open(directory)
+    entry: Entry = plugins.load("star.report:report")(run, _command(context))
+    figures = plugins.load("star.report:figures")(run)
+    page = run.directory / entry.output("html").path
+    if as_json:
+        _print_json(figures)
+    else:
+        _print_figures(figures)
+        print(f"\nreport: {page}")
+    if show:
+        webbrowser.open(page.resolve().as_uri())
+
+
+@app.command()
+@with_common
+def score(
+    common: Common,
+    answers: Annotated[Path, typer.Argument(help="JSONL with query_id and answer: predictions or trajectories.")],
+    queries_file: Annotated[Path, typer.Option("--queries", help="JSONL of the queries they answer.")],
+    mode: Annotated[str | None, typer.Option(help=f"Judge mode: {', '.join(MODES)}.")] = None,
+) -> None:
+    """Judge answers that lie in a file, without a run."""
+    unused = [f"--{name}" for name, value in (("run", common.run), ("from", common.ancestor)) if value is not None]
+    if unused or common.dry_run:
+        raise UsageError(f"{', '.join(unused) or '--dry-run'}: has no effect on star score", "Leave it out")
+    if mode is not None and mode not in MODES:
+        raise unknown(f"--mode {mode}: unknown judge mode", mode, MODES)
+    recipe = load(find(common.recipe or "demo"), common.sets or [])
+    result = plugins.load("star.score:score")(recipe, answers, queries_file, mode or recipe.eval.mode)
+    if common.as_json:
+        _print_json(result)
+    else:
+        rows = [[name, f"{100 * r.value:.1f} %", f"{r.passed}/{r.n}"] for name, r in result.metrics.items()]
+        _print_table(["metric", "value", "passed"], rows)
+
+
+def walk(context: typer.Context, common: Common, names: Sequence[str], overrides: Sequence[str] = ()) -> None:
+    """Do these stages of the walk."""
+    run = common.open(overrides)
+    enter(context, common, run, [pipeline.find(run.recipe, name) for name in names])
+
+
+def enter(context: typer.Context, common: Common, run: Run, stages: Sequence[Stage]) -> None:
+    """Enter the rooms of some stages one after another, or only say what they would do."""
+    if common.dry_run:
+        _print_plans(common, run, stages)
+        return
+    _warn_of_stale(run, stages)
+    console = plugins.load("star.console:listening")
+    entries: list[Entry] = []
+    for stage in stages:
+        room = plugins.load(stage.room)
+        with console(sys.stderr) as run.progress:
+            recipe = [] if stage.name == "report" else [run.recipe]
+            entries.append(room(*recipe, run, _command(context), **stage.arguments))
+        log.info("%s: %s", stage.name, f"{entries[-1].seconds:.0f} s" if entries[-1].fresh else "up to date")
+    if common.as_json:
+        _print_json({"run": str(run.directory), "stages": [{**e.stored(), "fresh": e.fresh} for e in entries]})
+        return
+    paths = [a.path for a in entries[0].outputs] if len(entries) == 1 else [entry.stage for entry in entries]
+    for path in paths:
+        print(run.directory / path)
+
+
+def _warn_of_stale(run: Run, stages: Sequence[Stage]) -> None:
+    """Say so if a stage builds on work that the recipe no longer means."""
+    used = {maker for stage in stages for maker in stage.takes.values()} - {stage.name for stage in stages}
+    for state in run.status(pipeline.jobs(run)):
+        if state.state == "stale" and state.stage in used:
+            log.warning("%s is stale (%s) and is used as it is; star run does it again", state.stage, state.why)
+
+
+def _settings(options: dict[str, str | None]) -> list[str]:
+    """Overrides for the options that were given; the text is quoted, so that it stays text."""
+    return [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+
+
+def _command(context: typer.Context) -> list[str]:
+    return ["star", *(context.obj or {}).get("words", [])]
+
+
+def _print_plans(common: Common, run: Run, stages: Sequence[Stage]) -> None:
+    plans = [pipeline.plan(run, stage) for stage in stages]
+    if common.as_json:
+        _print_json({"run": str(run.directory), "stages": plans})
+        return
+    for plan in plans:
+        print(yaml.safe_dump(plain(plan), sort_keys=False, allow_unicode=True, width=120))
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=2))
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    plugins.load("star.console:table")(sys.stdout, head, rows)
+
+
+def _print_figures(figures: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """The success table: one row a checkpoint and way of decoding."""
+    head = ["checkpoint", "decoding", "n", "success %", "95 %", *(name.replace("_", " ") for name in PARTS)]
+    rows = []
+    for checkpoint, passes in figures.items():
+        for decoding, row in passes.items():
+            low, high = (f"{100 * bound:.1f}" for bound in row["success_interval"])
+            parts = [f"{100 * row[name]:.1f}" for name in PARTS]
+            rows.append([checkpoint, decoding, str(row["n"]), f"{100 * row['success']:.1f}", f"{low}-{high}", *parts])
+    _print_table(head, rows)
+
+
+def _took(entry: Entry | None) -> str:
+    return f"{entry.seconds:.1f}" if entry else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        result = app(args=words or ["--help"], standalone_mode=False, prog_name="star", obj={"words": words})
+    except (KeyboardInterrupt, typer.Abort):
+        result = INTERRUPTED
+    except StarError as error:
+        return _fail(error, str(error), error.exit_code, debug)
+    except OSError as error:
+        return _fail(error, f"{error.filename or 'system'}: {error.strerror or error}", 1, debug)
+    except TyperException as error:
+        return _fail(error, f"{error.format_message().rstrip('.')}. See star --help", 2, debug)
+    if result == INTERRUPTED:
+        print(f"interrupted. To go on: {shlex.join(['star', *words])}", file=sys.stderr)
+    return result if isinstance(result, int) else 0
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+def _fail(error: BaseException, message: str, code: int, debug: bool) -> int:
+    if debug:
+        log.debug("", exc_info=error)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code

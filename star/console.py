@@ -1,0 +1,73 @@
+"""Progress and tables for people: bars on a terminal, sparse plain lines elsewhere. Loaded by command bodies only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+from star.progress import Progress
+
+INTERVAL = 5.0
+"""Seconds between two plain lines about the same work."""
+
+
+class Lines:
+    """A line now and then, and always one at the end of a piece of work."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last: dict[str, float] = {}
+
+    def __call__(self, label: str, done: int, total: int, note: str = "") -> None:
+        now = time.monotonic()
+        if done < total and now - self._last.get(label, -INTERVAL) < INTERVAL:
+            return
+        self._last[label] = now
+        self._stream.write(f"{label}: {done}/{total}{'  ' if note else ''}{note}\n")
+        self._stream.flush()
+
+
+class Bars:
+    """One bar a label."""
+
+    def __init__(self, progress: RichProgress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, label: str, done: int, total: int, note: str = "") -> None:
+        if label not in self._tasks:
+            self._tasks[label] = self._progress.add_task(label, total=total, note="")
+        self._progress.update(self._tasks[label], completed=done, total=total, note=note)
+
+
+@contextmanager
+def listening(stream: TextIO) -> Iterator[Progress]:
+    """Show progress on `stream` while the block runs."""
+    if not stream.isatty():
+        yield Lines(stream)
+        return
+    columns = (
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with RichProgress(*columns, console=Console(file=stream)) as progress:
+        yield Bars(progress)
+
+
+def table(stream: TextIO, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table."""
+    grid = Table(*head, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        grid.add_row(*row)
+    Console(file=stream, markup=False, soft_wrap=not stream.isatty()).print(grid)

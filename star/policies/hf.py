@@ -1,0 +1,260 @@
+"""A transformers model as a policy: batched sampling with the key-value cache kept across turns and forks.
+
+Each call continues rollouts where the last call left them: of every conversation only the ids that the cache does not hold are
+read. A fork continues from its parent's cache, cut back to what they share. Draws are inverse-CDF with one uniform number a
+token from a generator keyed by (seed, rollout, turn), so results do not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from star.protocols import Conversation
+from star.recipe import Limits
+from star.types import Completion, Finish
+
+logger = logging.getLogger(__name__)
+
+
+class Tokens(Protocol):
+    """What the policy needs of a renderer."""
+
+    end: int
+
+    def prefix(self, conversation: Conversation) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """Cached keys and values of some rows: per layer a tensor (rows, heads, columns, size)."""
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the cache of one rollout is: the column of each of its ids in a row of a shelf."""
+
+    shelf: _Shelf
+    row: int
+    ids: list[int]
+    columns: list[int]
+
+
+@dataclass(slots=True)
+class _Row:
+    """A rollout while its turn is being sampled."""
+
+    id: str
+    ids: list[int]
+    draw: random.Random
+    limit: int
+    columns: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+@dataclass
+class HFPolicy:
+    """Samples turns from a causal language model. `temperature` 0 is greedy."""
+
+    model: PreTrainedModel
+    renderer: Tokens
+    limits: Limits = field(default_factory=Limits)
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    name: str = "hf"
+    _places: dict[str, _Place] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def _plain(self) -> bool:
+        """Whether every layer keeps all keys and values, so that they can be carried from turn to turn."""
+        plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=self.model.config).layers)
+        if not plain:
+            logger.warning("this model's cache cannot be kept across turns; every turn reads the whole conversation again")
+        return plain
+
+    @torch.no_grad()
+    def complete(self, conversations: Sequence[Conversation]) -> list[Completion]:
+        training = self.model.training
+        self.model.eval()
+        try:
+            rows = [self._row(c) for c in conversations]
+            open_rows = [(row, c) for row, c in zip(rows, conversations, strict=True) if row.finish is None]
+            if open_rows:
+                self._turn([row for row, _ in open_rows], [c for _, c in open_rows])
+        finally:
+            self.model.train(training)
+        return [self._completion(row) for row in rows]
+
+    def _row(self, conversation: Conversation) -> _Row:
+        ids = self.renderer.prefix(conversation)
+        limit = min(self.limits.turn_tokens, self.limits.context - len(ids))
+        draw = random.Random(f"{self.seed}/{conversation.id}/{len(conversation.turns)}")
+        return _Row(conversation.id, ids, draw, limit, finish="context" if limit <= 0 else None)
+
+    def _turn(self, rows: list[_Row], conversations: list[Conversation]) -> None:
+        """Sample one turn of every row."""
+        cache, mask, block, positions = self._resume(rows, conversations)
+        places: dict[str, _Place] = {}
+        active = rows
+        while active:
+            output = self.model(
+                input_ids=block, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
+                logits_to_keep=1,
+            )  # fmt: skip
+            self._draw(active, output.logits[:, -1].float())
+            keep = [index for index, row in enumerate(active) if row.finish is None]
+            if not keep or (self._plain and len(keep) <= len(active) // 2):
+                self._shelve(active, cache, places)
+                cache, mask = self._only(cache, mask, keep)
+                active = [active[index] for index in keep]
+            if active:
+                block, positions, mask = self._next(active, mask)
+        self._places = places
+
+    def _resume(self, rows: list[_Row], conversations: list[Conversation]) -> tuple[Any, torch.Tensor, ...]:
+        """Bring what is cached of each row into one left-padded cache, and the rest into one left-padded block of ids."""
+        device = self.model.device
+        sources = [self._source(row, c) for row, c in zip(rows, conversations, strict=True)]
+        shared = max(count for _, count in sources)
+        cache = self._gather(sources, shared) if shared else DynamicCache(config=self.model.config)
+        width = max(len(row.ids) - count for row, (_, count) in zip(rows, sources, strict=True))
+        pad = self.renderer.end
+        ids, positions, mask = [], [], []
+        for row, (_, count) in zip(rows, sources, strict=True):
+            new = len(row.ids) - count
+            gap = width - new
+            ids.append([pad] * gap + row.ids[count:])
+            positions.append([0] * gap + list(range(count, len(row.ids))))
+            mask.append([0] * (shared - count) + [1] * count + [0] * gap + [1] * new)
+            row.columns = [*range(shared - count, shared), *range(shared + gap, shared + width)]
+        tensors = [torch.tensor(part, device=device) for part in (mask, ids, positions)]
+        return cache, *tensors
+
+    def _source(self, row: _Row, conversation: Conversation) -> tuple[_Place | None, int]:
+        """The cache to continue from and how many of the row's ids it covers; the last id is always read anew."""
+        place = self._places.get(row.id) or self._places.get(conversation.parent or "")
+        if place is None:
+            return None, 0
+        count = min(len(place.columns), len(row.ids) - 1)
+        if place.ids[:count] != row.ids[:count]:
+            count = next(index for index in range(count) if place.ids[index] != row.ids[index])
+        return (place, count) if count else (None, 0)
+
+    def _gather(self, sources: list[tuple[_Place | None, int]], width: int) -> DynamicCache:
+        """A new cache of `width` columns; the covered ids of each row end at its right border."""
+        cache = DynamicCache(config=self.model.config)
+        shelves: dict[int, tuple[_Shelf, list[int], list[int], list[list[int]]]] = {}
+        for index, (place, count) in enumerate(sources):
+            if place is not None:
+                entry = shelves.setdefault(id(place.shelf), (place.shelf, [], [], []))
+                entry[1].append(index)
+                entry[2].append(place.row)
+                entry[3].append([0] * (width - count) + place.columns[:count])
+        plans = [
+            (shelf, *(torch.tensor(part, device=self.model.device) for part in parts))
+            for shelf, *parts in shelves.values()
+        ]
+        for layer in range(len(plans[0][0].keys)):
+            keys = self._pick([(s.keys[layer], *rest) for s, *rest in plans], len(sources))
+            values = self._pick([(s.values[layer], *rest) for s, *rest in plans], len(sources))
+            cache.update(keys, values, layer)
+        return cache
+
+    @staticmethod
+    def _pick(parts: list[tuple[torch.Tensor, ...]], rows: int) -> torch.Tensor:
+        first, columns = parts[0][0], parts[0][3]
+        out = first.new_zeros(rows, first.shape[1], columns.shape[1], first.shape[3])
+        for source, target, row, column in parts:
+            picked = source.index_select(0, row)
+            index = column[:, None, :, None].expand(-1, source.shape[1], -1, source.shape[3])
+            out[target] = picked.gather(2, index)
+        return out
+
+    def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
+        """Choose the next id of each unfinished row and note its log-probability and entropy."""
+        greedy = self.temperature == 0
+        logprobs = torch.log_softmax(logits if greedy else logits / self.temperature, dim=-1)
+        if self.top_p < 1 and not greedy:
+            logprobs = _nucleus(logprobs, self.top_p)
+        probabilities = logprobs.exp()
+        entropy = -(probabilities * logprobs.clamp(min=-1e4)).sum(-1) / math.log(logits.shape[-1])
+        if greedy:
+            chosen = logprobs.argmax(-1)
+        else:
+            uniform = torch.tensor([[row.draw.random()] for row in rows], dtype=torch.float64, device=logits.device)
+            total = probabilities.double().cumsum(-1)
+            chosen = torch.searchsorted(total, uniform * total[:, -1:], right=True).squeeze(-1)
+            chosen = chosen.clamp(max=logits.shape[-1] - 1)
+        picked = logprobs.gather(-1, chosen[:, None]).squeeze(-1)
+        for row, token, logprob, spread in zip(rows, chosen.tolist(), picked.tolist(), entropy.tolist(), strict=True):
+            if row.finish is not None:
+                continue
+            row.sampled.append(token)
+            row.logprobs.append(logprob)
+            row.entropies.append(spread)
+            if token == self.renderer.end:
+                row.finish = "stop"
+            elif len(row.sampled) >= row.limit:
+                row.finish = "length"
+
+    def _next(self, active: list[_Row], mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The block, positions and mask for one more id of each row; a finished row is padded and masked."""
+        device, column = mask.device, mask.shape[1]
+        going = [int(row.finish is None) for row in active]
+        block = torch.tensor([[row.sampled[-1]] for row in active], device=device)
+        positions = torch.tensor([[len(row.ids) + len(row.sampled) - 1] for row in active], device=device)
+        for row, goes in zip(active, going, strict=True):
+            if goes:
+                row.columns.append(column)
+        added = torch.tensor([[goes] for goes in going], dtype=mask.dtype, device=device)
+        return block, positions, torch.cat([mask, added], dim=1)
+
+    def _shelve(self, active: list[_Row], cache: DynamicCache, places: dict[str, _Place]) -> None:
+        """Keep the cache of the rows that have just finished, for their next turn."""
+        if not self._plain:
+            return
+        shelf = _Shelf([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers])
+        for index, row in enumerate(active):
+            if row.finish is not None:
+                ids = (row.ids + row.sampled)[: len(row.columns)]
+                places[row.id] = _Place(shelf, index, ids, row.columns)
+
+    @staticmethod
+    def _only(cache: DynamicCache, mask: torch.Tensor, keep: list[int]) -> tuple[DynamicCache, torch.Tensor]:
+        index = torch.tensor(keep, device=mask.device, dtype=torch.long)
+        kept = DynamicCache()
+        for number, layer in enumerate(cache.layers):
+            kept.update(layer.keys[index], layer.values[index], number)
+        return kept, mask[index]
+
+    def _completion(self, row: _Row) -> Completion:
+        return Completion(
+            self.renderer.decode(row.sampled), tuple(row.sampled), tuple(row.logprobs), tuple(row.entropies),
+            row.finish or "stop",
+        )  # fmt: skip
+
+
+def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Keep the smallest set of ids whose probability reaches `top_p`, renormalised."""
+    ordered, order = logprobs.sort(dim=-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    dropped = torch.zeros_like(logprobs, dtype=torch.bool).scatter(-1, order, before >= top_p)
+    return torch.log_softmax(logprobs.masked_fill(dropped, float("-inf")), dim=-1)

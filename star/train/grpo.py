@@ -1,0 +1,236 @@
+"""RL: a thin subclass of trl.GRPOTrainer that plays groups through THE rollout loop.
+
+TRL keeps the loss, the group baseline and the optimisation; ours are the rollouts, the masks (tool tokens and rollouts that ran
+into a limit leave the loss), the reward weights of the moment, and per-token advantages where an algorithm asks for them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from star.policies.hf import HFPolicy
+from star.protocols import Algorithm, Reward, World
+from star.recipe import Rl
+from star.rewards import COMPONENTS, components, value
+from star.rollout import Group, Rollout
+from star.train.credit import CUT, segment_ids, shared_mean
+from star.train.tokens import Flat, Renderer
+from star.types import Query, Score, Trajectory
+
+NARROW = ("prompt_ids", "prompt_mask")
+WIDE = ("completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps", "old_per_token_logps", "advantages")
+"""Rows of a batch that are padded on the left, and on the right."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What RL needs beside the model."""
+
+    settings: Rl
+    world: World
+    judge: Callable[[Query, str | None], Score]
+    algorithm: Algorithm
+    reward: Reward
+    renderer: Renderer
+    queries: Sequence[Query]
+    seed: int
+    batch: int = 256
+    """Rollouts in flight."""
+
+
+def component(name: str) -> Callable[..., list[float]]:
+    """A TRL reward function for one component of the score."""
+
+    def reward(prompts: Any, completions: Any, trajectory: Sequence[Trajectory], **_: Any) -> list[float]:
+        return [components(row.score if row.stop == "answer" else None)[name] for row in trajectory]
+
+    reward.__name__ = name
+    return reward
+
+
+def config(setup: Setup, directory: Path, processes: int) -> GRPOConfig:
+    """The recipe in TRL's words. Groups stay whole on a process; a batch of rollouts is split into `updates` steps."""
+    rl = setup.settings
+    micros = rl.queries * rl.group // (rl.micro_batch * processes)
+    steps = rl.steps or max(1, round(len(setup.queries) / rl.queries * rl.epochs)) * rl.updates
+    return GRPOConfig(
+        output_dir=str(directory),
+        max_steps=steps,
+        num_generations=rl.group,
+        per_device_train_batch_size=rl.micro_batch,
+        gradient_accumulation_steps=max(1, micros // rl.updates),
+        steps_per_generation=micros,
+        max_completion_length=rl.limits.context,
+        learning_rate=rl.lr,
+        lr_scheduler_type=rl.schedule,
+        warmup_steps=round(rl.warmup * steps),
+        max_grad_norm=rl.clip,
+        beta=rl.kl,
+        temperature=rl.temperature,
+        bf16=rl.bf16,
+        gradient_checkpointing=rl.gradient_checkpointing,
+        save_steps=rl.save_steps,
+        save_total_limit=1,
+        logging_steps=1,
+        report_to=[],
+        seed=setup.seed,
+        data_seed=setup.seed,
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+        **setup.algorithm.settings(),
+    )
+
+
+class StarGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    """GRPOTrainer whose rollouts come from a world."""
+
+    def __init__(self, model: Any, setup: Setup, directory: Path, **kwargs: Any) -> None:
+        self.setup = setup
+        self._by_id = {query.id: query for query in setup.queries}
+        self._order: list[str] = []
+        self._segments: list[list[int]] = []
+        self.kept: list[dict[str, Any]] = []
+        """Best and worst trajectory of each batch of rollouts since the last time they were taken."""
+        super().__init__(
+            model=model,
+            args=config(setup, directory, 1),
+            reward_funcs=[component(name) for name in COMPONENTS],
+            train_dataset=Dataset.from_list([{"prompt": q.text, "query_id": q.id} for q in setup.queries]),
+            processing_class=setup.renderer.tokenizer,
+            rollout_func=_play,
+            **kwargs,
+        )
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        local = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        if local % self.num_generations:
+            raise ValueError(f"{local} rollouts a process do not hold whole groups of {self.num_generations}")
+
+    @property
+    def progress(self) -> float:
+        """Share of training that is done, 0-1: a pure function of the step."""
+        return self.state.global_step / max(1, self.state.max_steps)
+
+    def policy(self, temperature: float, seed: int, name: str = "rl") -> HFPolicy:
+        """The model in training as a policy."""
+        model = self.accelerator.unwrap_model(self.model)
+        return HFPolicy(model, self.setup.renderer, self.setup.settings.limits, temperature, seed=seed, name=name)
+
+    def rollout(self, policy: HFPolicy, algorithm: Algorithm | None) -> Rollout:
+        s = self.setup
+        return Rollout(policy, s.world, s.settings.limits, s.judge, algorithm, s.batch)
+
+    def play(self) -> list[list[Trajectory]]:
+        """The groups of the current batch, in the order in which TRL asked for them."""
+        size = self.num_generations
+        asked = [self._by_id[name] for name in self._order[::size]]
+        policy = self.policy(self.setup.settings.temperature, self.setup.seed)
+        rollout = self.rollout(policy, self.setup.algorithm)
+        step = self.state.global_step
+        groups = rollout.run([Group(query, size, f"rl/{step}/{index}/{query.id}") for index, query in enumerate(asked)])
+        for turn in range(getattr(self.setup.algorithm, "refill", 0)):
+            groups = self._refill(rollout, groups, turn)
+        return groups
+
+    def _refill(self, rollout: Rollout, groups: list[list[Trajectory]], turn: int) -> list[list[Trajectory]]:
+        """Replace groups whose rollouts all earned the same by groups of other queries (DAPO's dynamic sampling)."""
+        dull = [index for index, group in enumerate(groups) if len({self.value(row) for row in group}) == 1]
+        self._log_metric("rollout/refilled_groups", len(dull))
+        taken = {group[0].query_id for group in groups}
+        others = [query for query in self.setup.queries if query.id not in taken]
+        step = self.state.global_step
+        random.Random(f"{self.setup.seed}/refill/{step}/{turn}").shuffle(others)
+        chosen = list(zip(dull, others, strict=False))
+        fresh = rollout.run(
+            [Group(query, self.num_generations, f"rl/{step}/refill-{turn}/{query.id}") for _, query in chosen]
+        )
+        replaced = list(groups)
+        for (index, _), group in zip(chosen, fresh, strict=True):
+            replaced[index] = group
+        return replaced
+
+    def value(self, row: Trajectory) -> float:
+        """The reward of a rollout at this moment of training."""
+        return value(self.setup.reward, row.score if row.stop == "answer" else None, self.progress)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._order = [row["query_id"] for row in inputs]
+        weights = self.setup.reward.weights(self.progress)
+        self.reward_weights = torch.tensor([weights[name] for name in COMPONENTS], dtype=torch.float32)
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if getattr(self.setup.algorithm, "advantage", "soft") == "hard":
+            width = output["completion_ids"].shape[1]
+            padded = [row + [-1] * (width - len(row)) for row in self._segments]
+            segments = torch.tensor(padded, device=output["advantages"].device)
+            output["advantages"] = shared_mean(output["advantages"], segments)
+        return output
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """Cut a micro-batch down to its own longest row; the loss does not see padding."""
+        return trimmed(super()._prepare_inputs(generation_batch))
+
+    def note(self, groups: list[list[Trajectory]], flats: list[Flat]) -> None:
+        """Log what the batch of rollouts was like, and keep its best and worst trajectory."""
+        rows = [row for group in groups for row in group]
+        stops = Counter(row.stop for row in rows)
+        for stop in ("answer", "turns", "tokens", "format", "error"):
+            self._log_metric(f"rollout/stop_{stop}", stops[stop] / len(rows))
+        self._log_metric("rollout/turns", sum(len(row.turns) for row in rows) / len(rows))
+        calls = sum(turn.call is not None for row in rows for turn in row.turns[row.forked_at or 0 :])
+        self._log_metric("rollout/tool_calls", calls / len(rows))
+        self._log_metric("rollout/forks", sum(row.parent is not None for row in rows) / len(groups))
+        self._log_metric("rollout/errors", sum(t.error is not None for row in rows for t in row.turns) / len(rows))
+        self._log_metric("rollout/masked", sum(row.stop in CUT for row in rows) / len(rows))
+        self._log_metric("rollout/tokens", sum(sum(flat.mask) for flat in flats) / len(rows))
+        ordered = sorted(rows, key=self.value)
+        for label, row in (("worst", ordered[0]), ("best", ordered[-1])):
+            self.kept.append({"step": self.state.global_step, "label": label, "reward": self.value(row), "trajectory": row})
+
+
+def _play(prompts: list[str], trainer: StarGRPOTrainer) -> dict[str, Any]:
+    """TRL's rollout function: one row per prompt, groups together and in order."""
+    groups = trainer.play()
+    rows = [row for group in groups for row in group]
+    flats = [trainer.setup.renderer.flatten(row) for row in rows]
+    trainer.note(groups, flats)
+    flats = [replace(f, mask=[0] * len(f.mask)) if r.stop in CUT else f for r, f in zip(rows, flats, strict=True)]
+    trainer._segments = _number(groups, flats)
+    return {
+        "prompt_ids": [flat.prompt_ids for flat in flats],
+        "completion_ids": [flat.completion_ids for flat in flats],
+        "logprobs": [flat.logprobs for flat in flats],
+        "env_mask": [flat.mask for flat in flats],
+        "trajectory": rows,
+    }
+
+
+def _number(groups: list[list[Trajectory]], flats: list[Flat]) -> list[list[int]]:
+    """Segment numbers of all rows; no number is used in two groups."""
+    result: list[list[int]] = []
+    start = 0
+    for group in groups:
+        turns = [flat.segments for flat in flats[len(result) : len(result) + len(group)]]
+        numbered = segment_ids(group, turns, start)
+        result += numbered
+        start = 1 + max(number for row in numbered for number in row)
+    return result
+
+
+def trimmed(batch: dict[str, Any]) -> dict[str, Any]:
+    """A micro-batch without the columns that are padding in every row."""
+    left = int(batch["prompt_mask"].any(dim=0).nonzero()[0])
+    right = int(batch["completion_mask"].any(dim=0).nonzero()[-1]) + 1
+    cut = {name: batch[name][:, left:] for name in NARROW}
+    cut |= {n: batch[n][:, :right] for n in WIDE if isinstance(batch.get(n), torch.Tensor) and batch[n].ndim == 2}
+    return {**batch, **cut}

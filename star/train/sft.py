@@ -1,0 +1,123 @@
+"""Supervised fine-tuning: an adapter over trl.SFTTrainer on pre-tokenised ids and labels."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+from trl import SFTConfig, SFTTrainer
+
+from star.errors import DataError
+from star.recipe import Sft
+from star.train.optimizer import MuonAdamW
+from star.train.tokens import Renderer
+from star.types import Example
+
+logger = logging.getLogger(__name__)
+
+
+def rows(examples: Sequence[Example], renderer: Renderer, max_tokens: int) -> tuple[list[dict[str, list[int]]], int]:
+    """Training rows, and how many conversations were dropped for being longer than `max_tokens`."""
+    rendered = [renderer.example(example.messages) for example in examples]
+    kept = [{"input_ids": ids, "labels": labels} for ids, labels in rendered if len(ids) <= max_tokens]
+    if not kept:
+        longest = max((len(ids) for ids, _ in rendered), default=0)
+        raise DataError(
+            f"no conversation of {len(examples)} fits {max_tokens} tokens (the longest has {longest})",
+            "Raise sft.max_tokens, or synthesise more queries",
+        )
+    return kept, len(rendered) - len(kept)
+
+
+class _Progress(TrainerCallback):
+    def __init__(self, report: Callable[[int, int, str], None]) -> None:
+        self._report = report
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        loss = (logs or {}).get("loss")
+        self._report(state.global_step, state.max_steps, f"loss {loss:.3f}" if loss is not None else "")
+
+
+class StarSFTTrainer(SFTTrainer):  # type: ignore[misc]
+    """SFTTrainer with the optimizer of the recipe."""
+
+    def __init__(self, *args: Any, settings: Sft, **kwargs: Any) -> None:
+        self._settings = settings
+        super().__init__(*args, **kwargs)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        if self._settings.optimizer == "adamw" or self.optimizer is not None:
+            optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
+            return optimizer
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        s = self._settings
+        self.optimizer = MuonAdamW(named, muon_lr=s.muon_lr, lr=s.lr, weight_decay=s.weight_decay)
+        return self.optimizer
+
+
+def config(settings: Sft, directory: Path, seed: int, count: int, processes: int) -> SFTConfig:
+    """The recipe in TRL's words. `batch` conversations a step are split over processes and accumulation."""
+    micro = min(settings.micro_batch, settings.batch)
+    accumulate = max(1, settings.batch // (micro * processes))
+    steps = settings.steps or max(1, round(count / settings.batch * settings.epochs))
+    decay = {"num_decay_steps": round(steps * settings.decay)} if settings.schedule == "warmup_stable_decay" else {}
+    return SFTConfig(
+        output_dir=str(directory),
+        max_steps=steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=accumulate,
+        learning_rate=settings.lr,
+        lr_scheduler_type=settings.schedule,
+        lr_scheduler_kwargs=decay or None,
+        warmup_steps=round(settings.warmup * steps),
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.clip,
+        bf16=settings.bf16,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        max_length=None,
+        packing=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        save_steps=settings.save_steps,
+        save_total_limit=1,
+        logging_steps=max(1, min(10, steps // 10)),
+        report_to=[],
+        seed=seed,
+        data_seed=seed,
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+    )
+
+
+def train(
+    model: Any, renderer: Renderer, data: list[dict[str, list[int]]], settings: Sft, directory: Path, seed: int,
+    report: Callable[[int, int, str], None],
+) -> tuple[list[dict[str, Any]], int]:  # fmt: skip
+    """Train in `directory`, going on from its last checkpoint; return the log history and the number of steps."""
+    set_seed(seed)
+    directory.mkdir(parents=True, exist_ok=True)
+    trainer = StarSFTTrainer(
+        model=model,
+        args=config(settings, directory, seed, len(data), 1),
+        train_dataset=Dataset.from_list(data),
+        processing_class=renderer.tokenizer,
+        callbacks=[_Progress(report)],
+        settings=settings,
+    )
+    last = get_last_checkpoint(str(directory))
+    if last:
+        logger.info("going on from %s", Path(last).name)
+    trainer.train(resume_from_checkpoint=last)
+    return list(trainer.state.log_history), int(trainer.state.global_step)
+
+
+def discard(directory: Path) -> None:
+    """Remove a trainer's scratch directory."""
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,128 @@
+"""Commonsense checks of a plan, apart from its route: variety, nights, transport, places and completeness."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+from itertools import groupby
+
+from star.worlds.travel.reading import MEMO_DAYS, PLANNED, Day, Reading
+from star.worlds.travel.route import wrong_city_number
+from star.worlds.travel.rules import Rules
+from star.worlds.travel.sandbox import Slot
+from star.worlds.travel.tables import Hotel
+
+MEAL_FIELDS = frozenset(["breakfast", "lunch", "dinner"])
+NAMES = {"transportation": "transport", "attraction": "sights", "accommodation": "hotel"}
+
+
+def is_valid_restaurants(plan: Reading) -> str:
+    """No restaurant twice."""
+    return _repeat([(day, slot) for day in plan.days for slot in day.meals])
+
+
+def is_valid_attractions(plan: Reading) -> str:
+    """No sight twice."""
+    fault = next((f"day {day.number} {slot.fault}" for day in plan.days for slot in day.sights if slot.fault), "")
+    return fault or _repeat([(day, slot) for day in plan.days for slot in day.sights])
+
+
+def _repeat(slots: list[tuple[Day, Slot]]) -> str:
+    keys = [slot.place.key if slot.place else slot.label for _, slot in slots]
+    if len(set(keys)) == len(keys):
+        return ""
+    second = next(index for index, key in enumerate(keys) if key in keys[:index])
+    (day, slot), (before, first) = slots[second], slots[keys.index(keys[second])]
+    return f"day {day.number} {slot.field} {slot.label!r} repeats day {before.number} {first.field}"
+
+
+def is_valid_accommodation(plan: Reading) -> str:
+    """Every stay is at least as long as the hotel's minimum of nights."""
+    rules = plan.box.rules
+    for day in plan.days:
+        if "accommodation" in day.missing:
+            return f"day {day.number} lacks accommodation"
+        if rules.null_hotel_fails and day.hotel is None and "accommodation" not in day.blank:
+            return f"day {day.number} accommodation is no text"
+    for _, stay in groupby(plan.days, key=lambda day: _hotel_key(day.hotel)):
+        days = list(stay)
+        hotel = days[0].hotel
+        if hotel is None:
+            continue
+        if hotel.place is None:
+            return f"day {days[0].number} {hotel.fault}"
+        rows = [row for row in hotel.place.rows if isinstance(row, Hotel)]
+        if not rules.exact and len(rows) != 1:
+            continue
+        nights = max((row.minimum_nights for row in rows), default=0)
+        if len(days) < nights:
+            return f"{hotel.label!r} asks for at least {nights:g} nights; the plan stays {len(days)}"
+    return ""
+
+
+def _hotel_key(hotel: Slot | None) -> Hashable:
+    if hotel is None:
+        return None
+    return hotel.place.key if hotel.place else hotel.label
+
+
+def is_valid_transportation(plan: Reading) -> str:
+    """Day 1 has transport, all transport is of a known kind, and one's own car is not mixed with flights or taxis."""
+    if not plan.days or (plan.days[0].leg is None and not plan.days[0].leg_fault):
+        return "day 1 has no transport"
+    kinds: set[str] = set()
+    for day in plan.days:
+        if day.leg_fault:
+            return day.leg_fault
+        if day.leg is not None:
+            if plan.box.rules.exact and not day.leg.kinds:
+                return f"day {day.number} transport {day.leg.text!r} is of no known kind"
+            kinds |= day.leg.kinds
+    others = kinds & {"flight", "taxi"}
+    if "self-driving" in kinds and others:
+        return f"self-driving is mixed with {' and '.join(sorted(others))}"
+    return ""
+
+
+def is_not_absent(plan: Reading) -> str:
+    """All days are there and complete, no more than the trip is long, and visit as many cities as asked for."""
+    days = plan.request.days
+    if plan.faults:
+        return plan.faults[0]
+    if plan.beyond:
+        return f"the plan goes on for {plan.beyond} more days than the trip of {days}"
+    planned = sum(day.counts for day in plan.days)
+    if planned != days or not days:
+        return f"{planned} days are planned, not {days}"
+    reason = wrong_city_number(plan)
+    if reason:
+        return reason
+    for day in plan.days:
+        reason = _gap(day, plan.box.rules, day.number == days)
+        if reason:
+            return reason
+    filled = sum(day.filled for day in plan.days)
+    return "" if filled * 2 >= days * len(PLANNED) else f"only {filled} of {days * len(PLANNED)} fields are given"
+
+
+@lru_cache(maxsize=MEMO_DAYS)
+def _gap(day: Day, rules: Rules, last: bool) -> str:
+    """The first field that a day must fill and does not."""
+    if day.missing:
+        return f"day {day.number} lacks {min(day.missing)}"
+    if rules.normalised:
+        moves, stays = day.travels, not day.travels
+        sightless = stays
+    else:
+        moves = "from " in day.where or "to " in day.where
+        stays = "from " not in day.where
+        sightless = stays and not (rules.to_excuses_sights and " to " in day.where)
+    wanted = set(MEAL_FIELDS) if stays else set()
+    wanted |= {"transportation"} if moves else set()
+    wanted |= {"attraction"} if sightless else set()
+    wanted |= {"accommodation"} if not last else set()
+    gaps = wanted & day.blank
+    if not gaps:
+        return ""
+    field = min(gaps, key=PLANNED.index)
+    return f"day {day.number} has no {NAMES.get(field, field)}"

@@ -1,0 +1,199 @@
+"""Typed look-ups over the travel database, in memory or on disk, for the tools, the judge and the expert alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from star.errors import DataError
+from star.worlds.travel import store
+from star.worlds.travel.csv_tables import read_flights, read_places
+from star.worlds.travel.store import Store, build
+from star.worlds.travel.tables import Distance, Flight, Hotel, Restaurant, Sight, Tables
+from star.worlds.travel.text import city_key, name_key
+
+__all__ = ["Database", "build", "city_key", "name_key"]
+
+Row = TypeVar("Row")
+LARGE_BYTES = 64 * 2**20
+log = logging.getLogger(__name__)
+
+
+class Flights(Protocol):
+    """Where flights are kept. Cities are given as normalised keys."""
+
+    def route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]: ...
+
+    def numbered(self, number: str) -> tuple[Flight, ...]: ...
+
+    def flight_cities(self) -> set[str]: ...
+
+
+class MemoryFlights:
+    """Flights in memory, indexed by route and date and by number."""
+
+    def __init__(self, flights: Iterable[Flight]) -> None:
+        routes: dict[tuple[str, str, str], list[Flight]] = {}
+        numbers: dict[str, list[Flight]] = {}
+        self._cities: set[str] = set()
+        for row in flights:
+            routes.setdefault((city_key(row.origin), city_key(row.destination), row.date), []).append(row)
+            numbers.setdefault(row.number, []).append(row)
+            self._cities.update((row.origin, row.destination))
+        self._routes = {key: tuple(rows) for key, rows in routes.items()}
+        self._numbers = {key: tuple(rows) for key, rows in numbers.items()}
+
+    def route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
+        return self._routes.get((origin, destination, date), ())
+
+    def numbered(self, number: str) -> tuple[Flight, ...]:
+        return self._numbers.get(number, ())
+
+    def flight_cities(self) -> set[str]:
+        return set(self._cities)
+
+
+def _by(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, tuple[Row, ...]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return {name: tuple(group) for name, group in groups.items()}
+
+
+class Database:
+    """The whole travel database behind typed look-ups.
+
+    A city is found whatever its case, its white space and a state in parentheses after it; rows come in table order.
+    Nothing is changed after construction, so one object may serve many threads; a stored database may also be shared
+    with forked and spawned processes.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables: Tables | None = tables
+        self._flights: Flights = MemoryFlights(tables.flights)
+        self._store: Store | None = None
+
+    @classmethod
+    def open(cls, path: Path) -> Database:
+        """A store written by `build`, or a folder of the published CSV files in either layout."""
+        if path.is_dir():
+            return cls._from_folder(path)
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder", "Check the path of the travel database")
+        if not store.is_store(path):
+            raise DataError(f"{path}:1: not a travel store", "Name a store made by `build` or a folder of CSV files")
+        database = cls.__new__(cls)
+        database._store = Store(path)
+        database._flights = database._store
+        database._tables = None
+        return database
+
+    @classmethod
+    def _from_folder(cls, folder: Path) -> Database:
+        places = read_places(folder)
+        database = cls(places)
+        flights = list(read_flights(folder))
+        if len(flights) * 256 > LARGE_BYTES:
+            log.warning("%s: %d flights are held in memory; `build` makes a store that is not", folder, len(flights))
+        database._flights = MemoryFlights(flights)
+        return database
+
+    def __reduce__(self) -> tuple[Callable[..., Database], tuple[Any, ...]]:
+        if self._store is not None:
+            return Database.open, (self._store.path,)
+        return _restore, (self._tables, self._flights)
+
+    def _rows(self, table: str) -> tuple[Any, ...]:
+        if self._store is not None:
+            return self._store.table(table)
+        rows: tuple[Any, ...] = getattr(self._tables, table)
+        return rows
+
+    @cached_property
+    def states(self) -> Mapping[str, str]:
+        """City -> state, as published."""
+        if self._store is not None:
+            return self._store.states()
+        return {} if self._tables is None else self._tables.states
+
+    @cached_property
+    def _state_by_key(self) -> dict[str, str]:
+        return {city_key(city): state for city, state in self.states.items()}
+
+    @cached_property
+    def _cities_by_state(self) -> dict[str, tuple[str, ...]]:
+        cities: dict[str, list[str]] = {}
+        for city, state in self.states.items():
+            cities.setdefault(name_key(state), []).append(city)
+        return {state: tuple(names) for state, names in cities.items()}
+
+    @cached_property
+    def _hotels(self) -> dict[str, tuple[Hotel, ...]]:
+        return _by(self._rows("hotels"), lambda row: city_key(row.city))
+
+    @cached_property
+    def _restaurants(self) -> dict[str, tuple[Restaurant, ...]]:
+        return _by(self._rows("restaurants"), lambda row: city_key(row.city))
+
+    @cached_property
+    def _sights(self) -> dict[str, tuple[Sight, ...]]:
+        return _by(self._rows("sights"), lambda row: city_key(row.city))
+
+    @cached_property
+    def _distances(self) -> dict[tuple[str, str], Distance]:
+        found: dict[tuple[str, str], Distance] = {}
+        for row in self._rows("distances"):
+            found.setdefault((city_key(row.origin), city_key(row.destination)), row)
+        return found
+
+    @cached_property
+    def city_names(self) -> frozenset[str]:
+        """Every city of the list of states; without such a list, every city that any table names."""
+        if self.states:
+            return frozenset(self.states)
+        names = self._flights.flight_cities()
+        names.update(row.city for table in ("hotels", "restaurants", "sights") for row in self._rows(table))
+        names.update(city for row in self._rows("distances") for city in (row.origin, row.destination))
+        return frozenset(names)
+
+    @cached_property
+    def city_keys(self) -> frozenset[str]:
+        """Normalised keys of `city_names`."""
+        return frozenset(city_key(name) for name in self.city_names)
+
+    def flights(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
+        """Flights on a day (YYYY-MM-DD), in published order."""
+        return self._flights.route(city_key(origin), city_key(destination), date)
+
+    def flights_numbered(self, number: str) -> tuple[Flight, ...]:
+        """Flights with exactly this number, in published order."""
+        return self._flights.numbered(number)
+
+    def hotels(self, city: str) -> tuple[Hotel, ...]:
+        return self._hotels.get(city_key(city), ())
+
+    def restaurants(self, city: str) -> tuple[Restaurant, ...]:
+        return self._restaurants.get(city_key(city), ())
+
+    def sights(self, city: str) -> tuple[Sight, ...]:
+        return self._sights.get(city_key(city), ())
+
+    def distance(self, origin: str, destination: str) -> Distance | None:
+        """The road from one city to another; of several published rows the first."""
+        return self._distances.get((city_key(origin), city_key(destination)))
+
+    def cities(self, state: str) -> tuple[str, ...]:
+        """Cities of a state, in published order."""
+        return self._cities_by_state.get(name_key(state), ())
+
+    def state_of(self, city: str) -> str | None:
+        return self._state_by_key.get(city_key(city))
+
+
+def _restore(tables: Tables, flights: Flights) -> Database:
+    database = Database(tables)
+    database._flights = flights
+    return database

@@ -1,0 +1,196 @@
+"""What the texts of a plan mean in the database: places, cities and routes, memoised by text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from star.types import Mode
+from star.worlds.travel.database import Database
+from star.worlds.travel.rules import RULES
+from star.worlds.travel.tables import Distance, Hotel, Restaurant, Sight
+from star.worlds.travel.text import city_key, name_key
+
+Row = Hotel | Restaurant | Sight
+Table = Literal["hotels", "restaurants", "sights"]
+TABLES: dict[str, Table] = {"attraction": "sights", "accommodation": "hotels"}
+"""Field -> table of its places, for those that are no meals."""
+_MEMO = 1 << 16
+_LONGEST_CITY = 5
+"""Words that a city name may have in a route without commas."""
+_CODES = "alakazarcacoctdeflgahiidiliniakskylamemdmamimnmsmomtnenvnhnjnmnyncndohokorpariscsdtntxutvtvawawvwiwydcprvigu"
+_STATES = frozenset(_CODES[at : at + 2] for at in range(0, len(_CODES), 2))
+_ROUTE = re.compile(r"from\s+(?P<origin>.+?)\s+to\s+(?P<destination>[^,]+)")
+_NOTES = ("cost", "price", "average cost", "$", "~$")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A meal, sight or hotel as a plan names it. `rows` are the matching table rows, in table order."""
+
+    text: str
+    key: Hashable
+    """Equal keys are the same place."""
+    city: str
+    rows: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What a field of a day holds. Exactly one of `place` and `fault` is set."""
+
+    field: str
+    label: str
+    """As written, for reasons."""
+    place: Place | None = None
+    fault: str = ""
+
+
+class Sandbox:
+    """One database read by the rules of one mode."""
+
+    def __init__(self, database: Database, mode: Mode) -> None:
+        self.database = database
+        self.rules = RULES[mode]
+        self._place: Callable[[Table, str], Place] = self._exact if self.rules.exact else self._containing
+        self.slot = lru_cache(maxsize=_MEMO)(self._slot)
+        self.route = lru_cache(maxsize=_MEMO)(self._keyed_route if self.rules.exact else literal_route)
+        self.kilometres = lru_cache(maxsize=_MEMO)(self._kilometres)
+        self.numbered = lru_cache(maxsize=_MEMO)(database.flights_numbered)
+        self._named = lru_cache(maxsize=4096)(self._by_name)
+
+    def city(self, text: str) -> str:
+        """A city's name as this mode compares it."""
+        if self.rules.exact:
+            return city_key(text)
+        return before_parenthesis(text) if self.rules.strips_state else text
+
+    def _slot(self, field: str, text: str) -> Slot:
+        """What a non-empty text in a field of a day stands for."""
+        return Slot(field, text, self._place(TABLES.get(field, "restaurants"), text))
+
+    def rows(self, table: Table, city: str) -> Sequence[Row]:
+        if table == "hotels":
+            return self.database.hotels(city)
+        return self.database.restaurants(city) if table == "restaurants" else self.database.sights(city)
+
+    def _by_name(self, table: Table, city: str) -> dict[str, tuple[Row, ...]]:
+        """Rows of a city by normalised name."""
+        found: dict[str, tuple[Row, ...]] = {}
+        for row in self.rows(table, city):
+            key = name_key(row.name)
+            found[key] = (*found.get(key, ()), row)
+        return found
+
+    def _exact(self, table: Table, text: str) -> Place:
+        """The rows of exactly this name and city; "Name, City, ST" and a note of the cost after it are understood."""
+        first: Place | None = None
+        for reading in self._readings(text):
+            name, _, city = reading.rpartition(",")
+            key = (name_key(name), city_key(city))
+            rows = self._named(table, key[1]).get(key[0], ()) if key[0] else ()
+            if rows:
+                return Place(text, key, key[1], rows)
+            first = first or Place(text, key, key[1])
+        return first or Place(text, (name_key(text), ""), "")
+
+    def _readings(self, text: str) -> list[str]:
+        """Texts of the form "Name, City" that `text` may stand for, the most literal first."""
+        plain = _without_note(text)
+        readings = [text] if plain == text else [text, plain]
+        head, comma, state = plain.rpartition(",")
+        if comma and "," in head and self._is_state(name_key(state)):
+            readings.append(head)
+        return readings
+
+    def _is_state(self, key: str) -> bool:
+        return key in _STATES or bool(self.database.cities(key))
+
+    def _containing(self, table: Table, text: str) -> Place:
+        name, city = name_and_city(text)
+        if self.rules.strips_state:
+            city = before_parenthesis(city).strip()
+        rows = tuple(row for row in self.rows(table, city) if row.city == city and name in row.name)
+        return Place(text, text, city, rows)
+
+    def _keyed_route(self, text: str) -> tuple[str, str] | None:
+        """Keys of A and B in "from A to B", whatever the case; B ends at a comma or where no known city goes on."""
+        lowered = name_key(text)
+        start = 0 if lowered.startswith("from ") else lowered.find(" from ") + 1
+        if not lowered.startswith("from ", start):
+            return None
+        origin, word, rest = lowered[start + 5 :].partition(" to ")
+        if not word:
+            return None
+        return city_key(origin), self._leading_city(rest)
+
+    def _leading_city(self, text: str) -> str:
+        """The longest known city that a text starts with, else everything up to its first comma or semicolon."""
+        head = text.partition(",")[0].partition(";")[0].strip()
+        keys = self.database.city_keys
+        if city_key(head) in keys:
+            return city_key(head)
+        words = head.split()
+        for count in range(min(len(words), _LONGEST_CITY), 0, -1):
+            key = city_key(" ".join(words[:count]).rstrip(".:"))
+            if key in keys and words[count : count + 1] != ["to"]:
+                return key
+        return city_key(head)
+
+    def _kilometres(self, origin: str, destination: str) -> float | None:
+        """Length of the road from one city to another, None if there is none that is driven within a day."""
+        row = self.database.distance(origin, destination)
+        if row is None or (not self.rules.exact and (row.origin, row.destination) != (origin, destination)):
+            return None
+        return kilometres(row)
+
+
+@lru_cache(maxsize=8)
+def sandbox(database: Database, mode: Mode) -> Sandbox:
+    """The memo of a database under one mode's rules; those used last are kept."""
+    return Sandbox(database, mode)
+
+
+def kilometres(road: Distance) -> float | None:
+    """Length of a road that can be driven within a day; None if it cannot."""
+    if not road.distance or not road.duration or "day" in road.duration:
+        return None
+    try:
+        length = float(road.distance.replace("km", "").replace(",", ""))
+    except ValueError:
+        return None
+    return length if math.isfinite(length) else None
+
+
+def before_parenthesis(text: str) -> str:
+    """What stands before the first closed parenthesis on the first line; the whole text if there is none."""
+    start = text.find("(")
+    closed = start >= 0 and text.find(")", start) >= 0 and "\n" not in text[:start]
+    return text[:start] if closed else text
+
+
+def name_and_city(text: str) -> tuple[str, str]:
+    """("Name", "City") around the last comma; two dashes where there is none."""
+    head, comma, tail = text.rpartition(",")
+    if not comma or not tail:
+        return "-", "-"
+    return head.rpartition("\n")[2].strip(), tail.strip()
+
+
+def literal_route(text: str) -> tuple[str, str] | None:
+    """A and B of the first "from A to B" in lower case, as written; B ends at a comma."""
+    found = _ROUTE.search(text)
+    return (found["origin"], found["destination"]) if found else None
+
+
+def _without_note(text: str) -> str:
+    """A text without a trailing "; Cost: 14" or ", $14"."""
+    for mark in (";", ","):
+        head, found, note = text.rpartition(mark)
+        if found and (not note.strip() or name_key(note).startswith(_NOTES)):
+            return head.strip()
+    return text

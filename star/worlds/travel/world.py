@@ -1,0 +1,111 @@
+"""The travel world: queries, episodes, the judge and the expert over one database."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from star.errors import UsageError
+from star.protocols import Env, Expert
+from star.tools import Flaky, Toolbox
+from star.types import Mode, Query, Score
+from star.worlds.travel.checks import judge
+from star.worlds.travel.database import Database
+from star.worlds.travel.episode import Episode
+from star.worlds.travel.expert import expert
+from star.worlds.travel.facts import Trip
+from star.worlds.travel.generate import Size, generate
+from star.worlds.travel.phrasing import phrase
+from star.worlds.travel.sampler import SPLITS, sample
+from star.worlds.travel.solver import solve
+from star.worlds.travel.tools import toolbox
+
+
+@dataclass
+class TravelWorld:
+    """Settings of the travel world. Without `database` it is the embedded one, generated from `seed`."""
+
+    _: KW_ONLY
+    database: str | None = None
+    """A built store, or a directory with the published CSV files."""
+    size: dict[str, Any] = field(default_factory=dict)
+    """Fields of `generate.Size` for the embedded world."""
+    days: tuple[int, ...] = (3, 5, 7)
+    """Lengths of the sampled trips."""
+    mix: tuple[float, ...] = (4, 3, 3)
+    """Weights of easy, medium and hard queries."""
+    tool_failure_rate: float = 0.0
+    """Share of tool calls that fail on purpose."""
+    tools_off: bool = False
+    """Whether every tool only says that it is switched off."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.days, self.mix = tuple(self.days), tuple(self.mix)
+        if not set(self.days) <= {3, 5, 7} or not self.days:
+            raise UsageError(f"world.days: {list(self.days)}", "Trips last 3, 5 or 7 days")
+        if len(self.mix) != 3 or min(self.mix) < 0 or sum(self.mix) <= 0:
+            raise UsageError(f"world.mix: {list(self.mix)}", "Give three weights, for easy, medium and hard")
+        if not 0 <= self.tool_failure_rate < 1:
+            raise UsageError(f"world.tool_failure_rate: {self.tool_failure_rate}", "Give a share between 0 and 1")
+        if self.database and self.size:
+            raise UsageError("world.size has no effect with world.database", "Give one of the two")
+
+    @cached_property
+    def tables(self) -> Database:
+        if self.database:
+            return Database.open(Path(self.database))
+        try:
+            return Database(generate(Size(**self.size), self.seed))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"world.size: {error}", f"The settings are {', '.join(Size.__slots__)}") from None
+
+    @cached_property
+    def tools(self) -> Toolbox:
+        return toolbox(self.tables)
+
+    def queries(self, split: str, count: int, seed: int) -> list[Query]:
+        """Sample a split. A longer list starts with the shorter one; splits share no trip."""
+        if split not in SPLITS:
+            raise UsageError(f"unknown split {split!r}", f"The splits are {', '.join(SPLITS)}")
+        seen: set[str] = set()
+        return [self._query(split, index, seed, seen) for index in range(count)]
+
+    def _query(self, split: str, index: int, seed: int, seen: set[str]) -> Query:
+        rng = random.Random(f"{seed}/{split}/{index}")
+        trip = sample(self.tables, split, rng, self.days, self.mix, seen).trip
+        return Query(f"{split}-{index:05d}", phrase(trip, rng), trip.facts(), trip.level, trip.days, split)
+
+    def open(self, query: Query, key: str) -> Env:
+        return Episode(query.text, self.tools, Flaky(self.tool_failure_rate, self.seed), key, self.tools_off)
+
+    def score(self, query: Query, answer: str | None, mode: Mode = "strict") -> Score:
+        return judge(query.facts, answer, self.tables, mode, query.id)
+
+    def expert(self, query: Query) -> Expert:
+        solution = solve(Trip.of(query.facts), self.tables)
+        if solution is None:
+            raise UsageError(f"query {query.id}: no plan exists within its budget", "Sample queries from this world")
+        return expert(solution, random.Random(f"expert/{query.id}/{query.text}"))
+
+    def summary(self) -> dict[str, Any]:
+        """What the world is made of, for the record."""
+        tables, cities = self.tables, sorted(self.tables.city_names)
+        counts = {
+            name: sum(len(rows(city)) for city in cities)
+            for name, rows in (("hotels", tables.hotels), ("restaurants", tables.restaurants), ("sights", tables.sights))
+        }
+        return {"database": self.database or "embedded", "seed": self.seed, "cities": cities, **counts}
+
+    def names(self) -> list[str]:
+        """All proper names and category values of the database, for a vocabulary that can copy them."""
+        tables, found = self.tables, set[str]()
+        for city in tables.city_names:
+            found.update({city, tables.state_of(city) or city})
+            found.update(row.name for rows in (tables.hotels, tables.restaurants, tables.sights) for row in rows(city))
+            found.update(kind for row in tables.restaurants(city) for kind in row.cuisines.split(", "))
+            found.update(kind for row in tables.hotels(city) for kind in (row.room_type, *row.house_rules.split(" & ")))
+        return sorted(found)
