@@ -9,7 +9,14 @@ from typing import Literal
 from star.types import ToolCall
 
 ErrorKind = Literal[
-    "no_action", "no_close_tag", "two_calls", "call_and_answer", "bad_json", "unknown_tool", "bad_arguments", "tool_failed"
+    "no_action",
+    "no_close_tag",
+    "two_calls",
+    "call_and_answer",
+    "bad_json",
+    "unknown_tool",
+    "bad_arguments",
+    "tool_failed",
 ]
 FATAL: frozenset[str] = frozenset({"no_action", "no_close_tag"})
 """Errors after which nothing sensible can follow: the episode stops. The others come back as an observation."""

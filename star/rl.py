@@ -49,7 +49,9 @@ def rl(recipe: Recipe, run: Run, command: list[str]) -> Entry:
         history = trainer.state.log_history
         write_json(work.make("rl-log", "log.json"), {"steps": history, "dev": dev.rows, "best": step})
         last = next((row for row in reversed(history) if "reward" in row), {})
-        work.metrics.update(steps=trainer.state.global_step, best_step=step, dev=dev.rows.get(step), last=_summary(last))
+        work.metrics.update(
+            steps=trainer.state.global_step, best_step=step, dev=dev.rows.get(step), last=_summary(last)
+        )
         shutil.rmtree(scratch)
 
     return run.perform(job(recipe, "rl", command), body)

@@ -1,4 +1,4 @@
-"""A hand-made travel world of six cities, a query of each length with a plan that passes, and where shared data lies."""
+"""A hand-made travel world of six cities, a query of each length with a plan that passes, and where shared data is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ STATES = {
     "Topeka": "Kansas",
     "Boulder": "Colorado",
 }
-CUISINES = ("Mexican, Cafe", "Indian", "Chinese, Desserts", "French", "American", "Italian", "Mediterranean, Tea", "BBQ")
+CUISINES = (
+    "Mexican, Cafe",
+    "Indian",
+    "Chinese, Desserts",
+    "French",
+    "American",
+    "Italian",
+    "Mediterranean, Tea",
+    "BBQ",
+)
 DATES = tuple(f"2022-03-{day:02d}" for day in range(1, 8))
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

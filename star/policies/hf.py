@@ -87,7 +87,9 @@ class HFPolicy:
         """Whether every layer keeps all keys and values, so that they can be carried from turn to turn."""
         plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=self.model.config).layers)
         if not plain:
-            logger.warning("this model's cache cannot be kept across turns; every turn reads the whole conversation again")
+            logger.warning(
+                "this model's cache cannot be kept across turns; every turn reads the whole conversation again"
+            )
         return plain
 
     @torch.no_grad()

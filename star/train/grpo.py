@@ -23,11 +23,19 @@ from star.recipe import Rl
 from star.rewards import COMPONENTS, components, value
 from star.rollout import Group, Rollout
 from star.train.credit import CUT, segment_ids, shared_mean
+from star.train.scoring import compact, token_scores
 from star.train.tokens import Flat, Renderer
 from star.types import Query, Score, Trajectory
 
 NARROW = ("prompt_ids", "prompt_mask")
-WIDE = ("completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps", "old_per_token_logps", "advantages")
+WIDE = (
+    "completion_ids",
+    "completion_mask",
+    "tool_mask",
+    "sampling_per_token_logps",
+    "old_per_token_logps",
+    "advantages",
+)
 """Rows of a batch that are padded on the left, and on the right."""
 
 
@@ -99,6 +107,7 @@ class StarGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._by_id = {query.id: query for query in setup.queries}
         self._order: list[str] = []
         self._segments: list[list[int]] = []
+        self._looked_at: torch.Tensor | None = None
         self.kept: list[dict[str, Any]] = []
         """Best and worst trajectory of each batch of rollouts since the last time they were taken."""
         super().__init__(
@@ -176,6 +185,30 @@ class StarGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             output["advantages"] = shared_mean(output["advantages"], segments)
         return output
 
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's loss; only notes first which tokens it will look at."""
+        self._looked_at = inputs["completion_mask"] * inputs["tool_mask"]
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        self._looked_at = None
+        return loss
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if self._looked_at is None or not compact(model):
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        asked = torch.nn.functional.pad(self._looked_at, (input_ids.shape[1] - logits_to_keep, 0)).bool()
+        logprobs, entropies = token_scores(model, input_ids, attention_mask, asked, self.temperature)
+        return logprobs[:, -logits_to_keep:], entropies[:, -logits_to_keep:], None
+
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Cut a micro-batch down to its own longest row; the loss does not see padding."""
         return trimmed(super()._prepare_inputs(generation_batch))
@@ -195,7 +228,9 @@ class StarGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._log_metric("rollout/tokens", sum(sum(flat.mask) for flat in flats) / len(rows))
         ordered = sorted(rows, key=self.value)
         for label, row in (("worst", ordered[0]), ("best", ordered[-1])):
-            self.kept.append({"step": self.state.global_step, "label": label, "reward": self.value(row), "trajectory": row})
+            self.kept.append(
+                {"step": self.state.global_step, "label": label, "reward": self.value(row), "trajectory": row}
+            )
 
 
 def _play(prompts: list[str], trainer: StarGRPOTrainer) -> dict[str, Any]:

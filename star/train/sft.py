@@ -17,6 +17,7 @@ from trl import SFTConfig, SFTTrainer
 from star.errors import DataError
 from star.recipe import Sft
 from star.train.optimizer import MuonAdamW
+from star.train.scoring import compact, token_scores
 from star.train.tokens import Renderer
 from star.types import Example
 
@@ -60,6 +61,17 @@ class StarSFTTrainer(SFTTrainer):  # type: ignore[misc]
         s = self._settings
         self.optimizer = MuonAdamW(named, muon_lr=s.muon_lr, lr=s.lr, weight_decay=s.weight_decay)
         return self.optimizer
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Mean negative log-probability of the labelled tokens of the whole step."""
+        if return_outputs or not compact(model):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        asked = inputs["labels"] != -100
+        logprobs, _ = token_scores(model, inputs["input_ids"], inputs["attention_mask"], asked)
+        count = asked[:, 1:].sum() if num_items_in_batch is None else num_items_in_batch
+        return -logprobs.sum() / count
 
 
 def config(settings: Sft, directory: Path, seed: int, count: int, processes: int) -> SFTConfig:

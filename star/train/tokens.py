@@ -40,7 +40,12 @@ class Renderer:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._special = sorted(map(str, tokenizer.all_special_tokens), key=len, reverse=True)
-        probe = [Message("system", "s"), Message("user", "u"), Message("assistant", ASSISTANT), Message("user", OBSERVATION)]
+        probe = [
+            Message("system", "s"),
+            Message("user", "u"),
+            Message("assistant", ASSISTANT),
+            Message("user", OBSERVATION),
+        ]
         _, found, after = self._template(probe).partition(ASSISTANT)
         ends = [token for token in self._special if after.startswith(token)]
         if not found or not ends or OBSERVATION not in after:

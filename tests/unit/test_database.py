@@ -1,4 +1,4 @@
-"""The database finds the same rows in memory, in CSV files of either layout and in a store, and names what is broken."""
+"""The database finds the same rows in memory, in CSV files of either layout and in a store, and names broken files."""
 
 from __future__ import annotations
 
@@ -174,9 +174,7 @@ def test_a_store_is_shared_by_threads_and_processes(tmp_path: Path) -> None:
     database = Database.open(tmp_path / "travel.sqlite")
     assert len(database.flights("Wichita", "Salina", "2022-03-01")) == 2
     found: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(len(database.flights_numbered("F1")))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(len(database.flights_numbered("F1")))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -26,7 +26,9 @@ def test_a_proper_plan_is_kept() -> None:
     assert read_plan(json.dumps([DAY])) == ([DAY], [])
 
 
-@pytest.mark.parametrize("value", [None, "", "-", " - ", "\u2013", "You don't need to fill in the information for this or later days."])
+@pytest.mark.parametrize(
+    "value", [None, "", "-", " - ", "\u2013", "You don't need to fill in the information for this or later days."]
+)
 def test_absent_values(value: object) -> None:
     days, faults = read_plan([{**DAY, "lunch": value}])
     assert days is not None
@@ -34,7 +36,9 @@ def test_absent_values(value: object) -> None:
     assert faults == []
 
 
-@pytest.mark.parametrize(("value", "kind"), [(["X"], "a list"), (3, "a number"), (True, "a truth value"), ({}, "a record")])
+@pytest.mark.parametrize(
+    ("value", "kind"), [(["X"], "a list"), (3, "a number"), (True, "a truth value"), ({}, "a record")]
+)
 def test_a_value_that_is_no_text_is_a_fault(value: object, kind: str) -> None:
     days, faults = read_plan([{**DAY, "dinner": value}])
     assert days is not None
@@ -96,7 +100,8 @@ def test_the_last_of_equally_long_plans_is_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [None, "", "no", "[]", "{}", "[{}]", [], {}, [{}, None], 3, "[" * 9999, "nan", '"text"', {"plan": "x"}, {"a": 1}]
+    "answer",
+    [None, "", "no", "[]", "{}", "[{}]", [], {}, [{}, None], 3, "[" * 9999, "nan", '"text"', {"plan": "x"}, {"a": 1}],
 )
 def test_no_plan(answer: object) -> None:
     days, faults = read_plan(answer)

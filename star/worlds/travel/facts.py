@@ -61,5 +61,14 @@ class Trip:
     @property
     def key(self) -> str:
         """Identity of the request without its budget: two queries with equal keys are the same trip."""
-        parts = (self.org, self.dest, self.date[0], self.days, self.people, self.house_rule, self.cuisine, self.room_type)
+        parts = (
+            self.org,
+            self.dest,
+            self.date[0],
+            self.days,
+            self.people,
+            self.house_rule,
+            self.cuisine,
+            self.room_type,
+        )
         return "|".join(map(str, (*parts, self.transportation)))

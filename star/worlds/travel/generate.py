@@ -110,7 +110,9 @@ def _hotels(city: str, count: int, rng: random.Random, names: _Names) -> Iterato
 
 def _restaurants(city: str, count: int, rng: random.Random, names: _Names) -> Iterator[Restaurant]:
     for _ in range(count):
-        cuisines = rng.sample(places.CUISINES, rng.choice((1, 1, 2))) + rng.sample(places.EXTRA_CUISINES, rng.choice((0, 1)))
+        cuisines = rng.sample(places.CUISINES, rng.choice((1, 1, 2))) + rng.sample(
+            places.EXTRA_CUISINES, rng.choice((0, 1))
+        )
         yield Restaurant(
             name=names.draw(places.RESTAURANT),
             city=city,

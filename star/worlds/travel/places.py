@@ -50,7 +50,20 @@ RESTAURANT = (
     "Spoon", "Table", "Tavern",
 )  # fmt: skip
 HOTEL = ("Cabin", "Cottage", "Den", "Flat", "House", "Inn", "Loft", "Lodge", "Nest", "Retreat", "Studio", "Suite")
-SIGHT = ("Arboretum", "Bridge", "Falls", "Fort", "Gallery", "Garden", "Harbor", "Museum", "Overlook", "Park", "Tower", "Zoo")
+SIGHT = (
+    "Arboretum",
+    "Bridge",
+    "Falls",
+    "Fort",
+    "Gallery",
+    "Garden",
+    "Harbor",
+    "Museum",
+    "Overlook",
+    "Park",
+    "Tower",
+    "Zoo",
+)
 CUISINES = ("American", "Chinese", "French", "Indian", "Italian", "Mediterranean", "Mexican")
 """The seven cuisines that TravelPlanner queries ask for."""
 EXTRA_CUISINES = ("BBQ", "Bakery", "Cafe", "Desserts", "Fast Food", "Pizza", "Seafood", "Tea")

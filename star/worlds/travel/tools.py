@@ -96,7 +96,10 @@ def toolbox(database: Database) -> Toolbox:
         return _numbered(f"[{city}]" for city in database.cities(state)) or _nothing("city", state)
 
     return Toolbox(
-        *map(tool, (SearchFlight, GoogleDistanceMatrix, SearchAccommodation, SearchRestaurant, SearchAttraction, SearchCity))
+        *map(
+            tool,
+            (SearchFlight, GoogleDistanceMatrix, SearchAccommodation, SearchRestaurant, SearchAttraction, SearchCity),
+        )
     )
 
 

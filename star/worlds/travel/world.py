@@ -96,7 +96,11 @@ class TravelWorld:
         tables, cities = self.tables, sorted(self.tables.city_names)
         counts = {
             name: sum(len(rows(city)) for city in cities)
-            for name, rows in (("hotels", tables.hotels), ("restaurants", tables.restaurants), ("sights", tables.sights))
+            for name, rows in (
+                ("hotels", tables.hotels),
+                ("restaurants", tables.restaurants),
+                ("sights", tables.sights),
+            )
         }
         return {"database": self.database or "embedded", "seed": self.seed, "cities": cities, **counts}
 
