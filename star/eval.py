@@ -43,9 +43,7 @@ def evaluate(recipe: Recipe, run: Run, command: list[str], checkpoint: str = "rl
         if recipe.eval.transfer:
             reports |= _transfer(player, queries, split)
         rows = [(name, row) for name, group in played.items() for row in group]
-        write_jsonl(
-            work.make("predictions", "predictions.jsonl"), [{"pass": n, **plain(_prediction(r))} for n, r in rows]
-        )
+        write_jsonl(work.make("predictions", "predictions.jsonl"), [{"pass": n, **plain(_prediction(r))} for n, r in rows])
         write_jsonl(work.make("scores", "scores.jsonl"), [{"pass": n, **plain(r.score)} for n, r in rows])
         write_json(work.make("report", "report.json"), reports)
         work.metrics.update({name: _headline(report) for name, report in reports.items()})
@@ -78,15 +76,11 @@ class _Player:
             self._model, self._renderer, settings.limits, temperature, settings.top_p if temperature else 1.0,
             self._recipe.seed, self._stage,
         )  # fmt: skip
-        rollout = Rollout(
-            policy, place, settings.limits, partial(place.score, mode=settings.mode), batch=settings.batch
-        )
+        rollout = Rollout(policy, place, settings.limits, partial(place.score, mode=settings.mode), batch=settings.batch)
         groups = [Group(query, 1, f"{name}/{query.id}") for query in queries]
         journal = self._work.directory / f"journal-{name}.jsonl"
         label = f"{self._stage} {name}"
-        return play(
-            rollout, groups, journal, settings.batch, lambda done, total: self._run.progress(label, done, total)
-        )
+        return play(rollout, groups, journal, settings.batch, lambda done, total: self._run.progress(label, done, total))
 
     def report(self, queries: Sequence[Query], played: Sequence[Trajectory], split: str) -> Report:
         scores = [row.score for row in played if row.score is not None]

@@ -1,4 +1,4 @@
-"""Long plays that survive a kill: groups are played in fixed chunks, and each finished chunk is on disk before the next begins."""
+"""Long plays that survive a kill: groups are played in fixed chunks, each on disk before the next begins."""
 
 from __future__ import annotations
 

@@ -160,21 +160,15 @@ class Run:
         found = []
         for label, stage in job.takes.items():
             kind = label.rpartition("/")[2]
-            makers = [
-                e for e in entries.values() if e.stage == (stage or e.stage) and any(a.kind == kind for a in e.outputs)
-            ]
+            makers = [e for e in entries.values() if e.stage == (stage or e.stage) and any(a.kind == kind for a in e.outputs)]
             if len(makers) != 1:
                 by = f"stage {stage} has not made" if stage else f"{len(makers) or 'no'} stages have made"
-                raise ManifestError(
-                    f"{job.stage}: needs {kind}, which {by} in {self.directory}", f"Run: {self._walk(stage)}"
-                )
+                raise ManifestError(f"{job.stage}: needs {kind}, which {by} in {self.directory}", f"Run: {self._walk(stage)}")
             artifact = makers[0].output(kind)
             fault = artifacts.fault(artifact, self.directory / artifact.path, full=False)
             if fault:
                 remake = shlex.join(makers[0].command)
-                raise ManifestError(
-                    f"{job.stage}: its input {self.directory / artifact.path} {fault}", f"Remake it: {remake}"
-                )
+                raise ManifestError(f"{job.stage}: its input {self.directory / artifact.path} {fault}", f"Remake it: {remake}")
             found.append(Input(label, makers[0].stage, artifact))
         return found
 

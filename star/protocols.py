@@ -70,8 +70,11 @@ class Policy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def complete(self, conversations: Sequence[Conversation]) -> list[Completion]:
-        """One completion a conversation, in order. A failure of one is a completion with `finish="error"`."""
+    def complete(self, conversations: Sequence[Conversation]) -> Sequence[Completion | None]:
+        """One completion a conversation, in order; None for one that is not finished and must be asked for again.
+
+        At least one is finished. A failure of one is a completion with `finish="error"`.
+        """
 
 
 class Reward(Protocol):

@@ -41,7 +41,7 @@ def plain(record: Any) -> Any:
 def parse(kind: type[T], value: Any, where: str) -> T:
     """Check a decoded JSON value against a record type; raise DataError naming `where` and the first fault."""
     try:
-        return _adapter(kind).validate_python(value)  # type: ignore[no-any-return]
+        return _adapter(kind).validate_python(value)  # type: ignore[arg-type,no-any-return]
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "row"

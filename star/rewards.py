@@ -72,9 +72,7 @@ class Curriculum:
 
     def __post_init__(self) -> None:
         if not 0 <= self.macro_from <= self.success_from <= 1:
-            raise ValueError(
-                f"0 <= macro_from ({self.macro_from}) <= success_from ({self.success_from}) <= 1 must hold"
-            )
+            raise ValueError(f"0 <= macro_from ({self.macro_from}) <= success_from ({self.success_from}) <= 1 must hold")
 
     def weights(self, progress: float) -> dict[str, float]:
         if progress < self.macro_from:

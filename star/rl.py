@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from transformers import set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from star import plugins
 from star.errors import StarError
@@ -25,14 +21,12 @@ from star.train.grpo import Setup, StarGRPOTrainer
 from star.train.tokens import Renderer
 from star.types import Query
 
-logger = logging.getLogger(__name__)
-
 
 def rl(recipe: Recipe, run: Run, command: list[str]) -> Entry:
     """Train from the SFT checkpoint; leave the checkpoint that is best on the dev queries."""
 
     def body(work: Work) -> None:
-        set_seed(recipe.seed)
+        models.seeded(recipe.seed)
         model, tokenizer = models.load(work.take("sft-checkpoint"), recipe.rl.bf16)
         if recipe.rl.lora is not None:
             model = models.lora(model, recipe.rl.lora)
@@ -48,10 +42,8 @@ def rl(recipe: Recipe, run: Run, command: list[str]) -> Entry:
         step = _save(trainer, dev, recipe, work)
         history = trainer.state.log_history
         write_json(work.make("rl-log", "log.json"), {"steps": history, "dev": dev.rows, "best": step})
-        last = next((row for row in reversed(history) if "reward" in row), {})
-        work.metrics.update(
-            steps=trainer.state.global_step, best_step=step, dev=dev.rows.get(step), last=_summary(last)
-        )
+        last: dict[str, Any] = next((row for row in reversed(history) if "reward" in row), {})
+        work.metrics.update(steps=trainer.state.global_step, best_step=step, dev=dev.rows.get(step), last=_summary(last))
         shutil.rmtree(scratch)
 
     return run.perform(job(recipe, "rl", command), body)
@@ -72,16 +64,13 @@ def _setup(recipe: Recipe, work: Work, renderer: Renderer) -> Setup:
 
 
 def _train(trainer: StarGRPOTrainer, scratch: Path) -> None:
-    last = get_last_checkpoint(str(scratch))
-    if last:
-        logger.info("going on from %s", Path(last).name)
-    trainer.train(resume_from_checkpoint=last)
+    trainer.train(resume_from_checkpoint=models.last_checkpoint(scratch))
     done, wanted = trainer.state.global_step, trainer.state.max_steps
     if done < wanted:
         raise StarError(f"RL ended at step {done} of {wanted}", "Run the same command again to go on")
 
 
-def _play_dev(queries: list[Query], trainer: StarGRPOTrainer, step: int) -> Row:
+def _play_dev(queries: list[Query], trainer: StarGRPOTrainer) -> Row:
     """Success on the dev queries, greedy and sampled; the value is their mean."""
     row: Row = {}
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):

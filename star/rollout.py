@@ -74,15 +74,17 @@ class Rollout:
     """None plays every rollout from the query."""
     batch: int = 128
     """Rollouts in flight; a group larger than this enters alone."""
-    progress: Callable[[int], None] = lambda ended: None
+    progress: Callable[[int], None] = lambda _: None
     """Called with the number of trajectories that have ended."""
 
     def run(self, groups: Sequence[Group]) -> list[list[Trajectory]]:
         """Trajectories of each group, in order of their ids. Every rollout that was begun is in the result."""
-        waiting, parties, done = list(reversed(groups)), [], {}
+        waiting = list(reversed(groups))
+        parties: list[_Party] = []
+        done: dict[str, list[Trajectory]] = {}
         ended = 0
         while waiting or parties:
-            while waiting and (not parties or sum(len(p.live) for p in parties) + waiting[-1].size <= self.batch):
+            while waiting and (not parties or self._flying(parties) + waiting[-1].size <= self.batch):
                 parties.append(self._enter(waiting.pop()))
             self._advance(parties)
             for party in [p for p in parties if not p.live]:
@@ -95,6 +97,11 @@ class Rollout:
                 ended += len(order)
                 self.progress(ended)
         return [done[group.key] for group in groups]
+
+    @staticmethod
+    def _flying(parties: Sequence[_Party]) -> int:
+        """Rollouts that live or may still begin in the groups that have entered."""
+        return sum(len(party.live) + party.left for party in parties)
 
     def _enter(self, group: Group) -> _Party:
         roots = self.algorithm.roots(group.size) if self.algorithm else group.size
@@ -109,12 +116,13 @@ class Rollout:
             party.live.append(_Live(name, party.group.query, env, env.prompt))
 
     def _advance(self, parties: Sequence[_Party]) -> None:
-        """One turn of everything that lives."""
+        """One turn of everything that lives and whose turn is finished."""
         turns = [(party, live) for party in parties for live in party.live]
         completions = self.policy.complete([live.conversation() for _, live in turns])
         for (party, live), completion in zip(turns, completions, strict=True):
-            self._fork(party, live, completion)
-            self._turn(party, live, completion)
+            if completion is not None:
+                self._fork(party, live, completion)
+                self._turn(party, live, completion)
 
     def _fork(self, party: _Party, live: _Live, completion: Completion) -> None:
         """Let the algorithm branch off just before this turn, if a tool response led to it."""

@@ -29,9 +29,7 @@ def sft(recipe: Recipe, run: Run, command: list[str]) -> Entry:
         if recipe.sft.lora is not None:
             model = models.lora(model, recipe.sft.lora)
         scratch = work.directory / "trainer"
-        log, steps = trainer.train(
-            model, renderer, data, recipe.sft, scratch, recipe.seed, partial(run.progress, "sft")
-        )
+        log, steps = trainer.train(model, renderer, data, recipe.sft, scratch, recipe.seed, partial(run.progress, "sft"))
         models.save(model, tokenizer, work.make("sft-checkpoint", "model"), recipe.sft.model, steps)
         write_json(work.make("sft-log", "log.json"), log)
         tokens = sum(len(row["input_ids"]) for row in data)

@@ -1,7 +1,8 @@
 """A transformers model as a policy: batched sampling with the key-value cache kept across turns and forks.
 
 Each call continues rollouts where the last call left them: of every conversation only the ids that the cache does not hold are
-read. A fork continues from its parent's cache, cut back to what they share. Draws are inverse-CDF with one uniform number a
+read. When most rows have ended their turn, the call returns and the few that are still talking go on in the next one, together
+with the next turns of the others. A fork continues from its parent's cache, cut back to what they share. Draws are inverse-CDF with one uniform number a
 token from a generator keyed by (seed, rollout, turn), so results do not depend on what else is in the batch.
 """
 
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from star.protocols import Conversation
 from star.recipe import Limits
@@ -34,6 +35,38 @@ class Tokens(Protocol):
     def prefix(self, conversation: Conversation) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
+
+
+ROOM = 64
+"""Columns by which a cache grows at a time."""
+
+
+class _Growing(DynamicLayer):
+    """A cache layer with room to grow: most updates write in place instead of copying all there is."""
+
+    _length = 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._key_room, self._value_room = key_states[:, :, :0], value_states[:, :, :0]
+        start, end = self._length, self._length + key_states.shape[-2]
+        if end > self._key_room.shape[-2]:
+            self._key_room = self._grown(self._key_room, start, end)
+            self._value_room = self._grown(self._value_room, start, end)
+        self._key_room[:, :, start:end] = key_states
+        self._value_room[:, :, start:end] = value_states
+        self._length = end
+        self.keys, self.values = self._key_room[:, :, :end], self._value_room[:, :, :end]
+        return self.keys, self.values
+
+    @staticmethod
+    def _grown(room: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        wider = room.new_empty(*room.shape[:2], end + ROOM, room.shape[3])
+        wider[:, :, :start] = room[:, :, :start]
+        return wider
 
 
 @dataclass(slots=True)
@@ -55,6 +88,20 @@ class _Place:
 
 
 @dataclass(slots=True)
+class _Part:
+    """What one shelf contributes to a new cache: its rows and columns, and the rows they become."""
+
+    shelf: _Shelf
+    targets: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    columns: list[list[int]] = field(default_factory=list)
+
+    def indices(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        targets, rows = torch.tensor(self.targets, device=device), torch.tensor(self.rows, device=device)
+        return targets, rows, torch.tensor(self.columns, device=device)
+
+
+@dataclass(slots=True)
 class _Row:
     """A rollout while its turn is being sampled."""
 
@@ -68,6 +115,11 @@ class _Row:
     entropies: list[float] = field(default_factory=list)
     finish: Finish | None = None
 
+    @property
+    def read(self) -> list[int]:
+        """All ids so far: what the model was given and what it has said since."""
+        return self.ids + self.sampled
+
 
 @dataclass
 class HFPolicy:
@@ -80,30 +132,36 @@ class HFPolicy:
     top_p: float = 1.0
     seed: int = 0
     name: str = "hf"
+    patience: float = 0.25
+    """A call returns once at most this share of its rows is unfinished; 0 waits for all of them."""
     _places: dict[str, _Place] = field(default_factory=dict, init=False)
+    _talking: dict[str, _Row] = field(default_factory=dict, init=False)
 
     @cached_property
     def _plain(self) -> bool:
         """Whether every layer keeps all keys and values, so that they can be carried from turn to turn."""
         plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=self.model.config).layers)
         if not plain:
-            logger.warning(
-                "this model's cache cannot be kept across turns; every turn reads the whole conversation again"
-            )
+            logger.warning("this model's cache cannot be kept across turns; every turn reads the whole conversation again")
         return plain
 
     @torch.no_grad()
-    def complete(self, conversations: Sequence[Conversation]) -> list[Completion]:
+    def complete(self, conversations: Sequence[Conversation]) -> list[Completion | None]:
         training = self.model.training
         self.model.eval()
         try:
-            rows = [self._row(c) for c in conversations]
+            rows = [self._talking.get(c.id) or self._row(c) for c in conversations]
             open_rows = [(row, c) for row, c in zip(rows, conversations, strict=True) if row.finish is None]
             if open_rows:
                 self._turn([row for row, _ in open_rows], [c for _, c in open_rows])
         finally:
             self.model.train(training)
-        return [self._completion(row) for row in rows]
+        self._talking = {row.id: row for row in rows if row.finish is None}
+        return [self._completion(row) if row.finish is not None else None for row in rows]
+
+    def _empty(self) -> Cache:
+        layers = DynamicCache(config=self.model.config).layers
+        return Cache(layers=[_Growing() for _ in layers] if self._plain else layers)
 
     def _row(self, conversation: Conversation) -> _Row:
         ids = self.renderer.prefix(conversation)
@@ -123,65 +181,66 @@ class HFPolicy:
             )  # fmt: skip
             self._draw(active, output.logits[:, -1].float())
             keep = [index for index, row in enumerate(active) if row.finish is None]
-            if not keep or (self._plain and len(keep) <= len(active) // 2):
-                self._shelve(active, cache, places)
-                cache, mask = self._only(cache, mask, keep)
-                active = [active[index] for index in keep]
+            leave = len(keep) <= self.patience * len(rows)
+            if leave or (self._plain and len(keep) <= len(active) // 2):
+                self._shelve(active, cache, places, every=leave)
+                cache, mask = (cache, mask) if leave else self._only(cache, mask, keep)
+                active = [] if leave else [active[index] for index in keep]
             if active:
                 block, positions, mask = self._next(active, mask)
         self._places = places
 
-    def _resume(self, rows: list[_Row], conversations: list[Conversation]) -> tuple[Any, torch.Tensor, ...]:
+    def _resume(
+        self, rows: list[_Row], conversations: list[Conversation]
+    ) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Bring what is cached of each row into one left-padded cache, and the rest into one left-padded block of ids."""
         device = self.model.device
         sources = [self._source(row, c) for row, c in zip(rows, conversations, strict=True)]
         shared = max(count for _, count in sources)
-        cache = self._gather(sources, shared) if shared else DynamicCache(config=self.model.config)
-        width = max(len(row.ids) - count for row, (_, count) in zip(rows, sources, strict=True))
+        cache = self._gather(sources, shared) if shared else self._empty()
+        width = max(len(row.read) - count for row, (_, count) in zip(rows, sources, strict=True))
         pad = self.renderer.end
         ids, positions, mask = [], [], []
         for row, (_, count) in zip(rows, sources, strict=True):
-            new = len(row.ids) - count
+            new = len(row.read) - count
             gap = width - new
-            ids.append([pad] * gap + row.ids[count:])
-            positions.append([0] * gap + list(range(count, len(row.ids))))
+            ids.append([pad] * gap + row.read[count:])
+            positions.append([0] * gap + list(range(count, len(row.read))))
             mask.append([0] * (shared - count) + [1] * count + [0] * gap + [1] * new)
             row.columns = [*range(shared - count, shared), *range(shared + gap, shared + width)]
-        tensors = [torch.tensor(part, device=device) for part in (mask, ids, positions)]
-        return cache, *tensors
+        masks, block, places = (torch.tensor(part, device=device) for part in (mask, ids, positions))
+        return cache, masks, block, places
 
     def _source(self, row: _Row, conversation: Conversation) -> tuple[_Place | None, int]:
         """The cache to continue from and how many of the row's ids it covers; the last id is always read anew."""
         place = self._places.get(row.id) or self._places.get(conversation.parent or "")
         if place is None:
             return None, 0
-        count = min(len(place.columns), len(row.ids) - 1)
-        if place.ids[:count] != row.ids[:count]:
-            count = next(index for index in range(count) if place.ids[index] != row.ids[index])
+        read = row.read
+        count = min(len(place.columns), len(read) - 1)
+        if place.ids[:count] != read[:count]:
+            count = next(index for index in range(count) if place.ids[index] != read[index])
         return (place, count) if count else (None, 0)
 
-    def _gather(self, sources: list[tuple[_Place | None, int]], width: int) -> DynamicCache:
+    def _gather(self, sources: list[tuple[_Place | None, int]], width: int) -> Cache:
         """A new cache of `width` columns; the covered ids of each row end at its right border."""
-        cache = DynamicCache(config=self.model.config)
-        shelves: dict[int, tuple[_Shelf, list[int], list[int], list[list[int]]]] = {}
+        cache = self._empty()
+        parts: dict[int, _Part] = {}
         for index, (place, count) in enumerate(sources):
             if place is not None:
-                entry = shelves.setdefault(id(place.shelf), (place.shelf, [], [], []))
-                entry[1].append(index)
-                entry[2].append(place.row)
-                entry[3].append([0] * (width - count) + place.columns[:count])
-        plans = [
-            (shelf, *(torch.tensor(part, device=self.model.device) for part in parts))
-            for shelf, *parts in shelves.values()
-        ]
+                part = parts.setdefault(id(place.shelf), _Part(place.shelf))
+                part.targets.append(index)
+                part.rows.append(place.row)
+                part.columns.append([0] * (width - count) + place.columns[:count])
+        plans = [(part.shelf, part.indices(self.model.device)) for part in parts.values()]
         for layer in range(len(plans[0][0].keys)):
-            keys = self._pick([(s.keys[layer], *rest) for s, *rest in plans], len(sources))
-            values = self._pick([(s.values[layer], *rest) for s, *rest in plans], len(sources))
+            keys = self._pick([(shelf.keys[layer], *where) for shelf, where in plans], len(sources))
+            values = self._pick([(shelf.values[layer], *where) for shelf, where in plans], len(sources))
             cache.update(keys, values, layer)
         return cache
 
     @staticmethod
-    def _pick(parts: list[tuple[torch.Tensor, ...]], rows: int) -> torch.Tensor:
+    def _pick(parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]], rows: int) -> torch.Tensor:
         first, columns = parts[0][0], parts[0][3]
         out = first.new_zeros(rows, first.shape[1], columns.shape[1], first.shape[3])
         for source, target, row, column in parts:
@@ -229,20 +288,19 @@ class HFPolicy:
         added = torch.tensor([[goes] for goes in going], dtype=mask.dtype, device=device)
         return block, positions, torch.cat([mask, added], dim=1)
 
-    def _shelve(self, active: list[_Row], cache: DynamicCache, places: dict[str, _Place]) -> None:
-        """Keep the cache of the rows that have just finished, for their next turn."""
+    def _shelve(self, active: list[_Row], cache: Cache, places: dict[str, _Place], every: bool) -> None:
+        """Keep the cache of the rows that have just finished, or of every row, for the next call."""
         if not self._plain:
             return
         shelf = _Shelf([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers])
         for index, row in enumerate(active):
-            if row.finish is not None:
-                ids = (row.ids + row.sampled)[: len(row.columns)]
+            if every or row.finish is not None:
+                ids = row.read[: len(row.columns)]
                 places[row.id] = _Place(shelf, index, ids, row.columns)
 
-    @staticmethod
-    def _only(cache: DynamicCache, mask: torch.Tensor, keep: list[int]) -> tuple[DynamicCache, torch.Tensor]:
+    def _only(self, cache: Cache, mask: torch.Tensor, keep: list[int]) -> tuple[Cache, torch.Tensor]:
         index = torch.tensor(keep, device=mask.device, dtype=torch.long)
-        kept = DynamicCache()
+        kept = self._empty()
         for number, layer in enumerate(cache.layers):
             kept.update(layer.keys[index], layer.values[index], number)
         return kept, mask[index]

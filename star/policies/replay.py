@@ -24,6 +24,4 @@ class ReplayPolicy:
         position = len(conversation.turns)
         if position < len(turns):
             return turns[position]
-        return Completion(
-            "", finish="error", error=f"no recorded turn {position + 1} for query {conversation.query.id}"
-        )
+        return Completion("", finish="error", error=f"no recorded turn {position + 1} for query {conversation.query.id}")

@@ -23,7 +23,7 @@ class Dev(TrainerCallback):
     after them: from then on no resumed run can need them.
     """
 
-    def __init__(self, play: Callable[[StarGRPOTrainer, int], Row], every: int, directory: Path) -> None:
+    def __init__(self, play: Callable[[StarGRPOTrainer], Row], every: int, directory: Path) -> None:
         self._play, self._every, self._directory = play, every, directory
         self._file = directory / "dev.json"
         stored: dict[str, Row] = read_json(self._file) if self._file.exists() else {}
@@ -47,7 +47,7 @@ class Dev(TrainerCallback):
     def _evaluate(self, step: int) -> None:
         assert self.trainer is not None
         self.rows = {known: row for known, row in self.rows.items() if known < step}
-        self.rows[step] = self._play(self.trainer, step)
+        self.rows[step] = self._play(self.trainer)
         if self.best == step:
             self.trainer.save_model(str(self.best_directory))
         write_json(self._file, self.rows)

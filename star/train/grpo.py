@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from star.policies.hf import HFPolicy
@@ -58,7 +59,7 @@ class Setup:
 def component(name: str) -> Callable[..., list[float]]:
     """A TRL reward function for one component of the score."""
 
-    def reward(prompts: Any, completions: Any, trajectory: Sequence[Trajectory], **_: Any) -> list[float]:
+    def reward(trajectory: Sequence[Trajectory], **_: Any) -> list[float]:
         return [components(row.score if row.stop == "answer" else None)[name] for row in trajectory]
 
     reward.__name__ = name
@@ -85,7 +86,7 @@ def config(setup: Setup, directory: Path, processes: int) -> GRPOConfig:
         beta=rl.kl,
         temperature=rl.temperature,
         bf16=rl.bf16,
-        gradient_checkpointing=rl.gradient_checkpointing,
+        activation_checkpointing=rl.gradient_checkpointing,
         save_steps=rl.save_steps,
         save_total_limit=1,
         logging_steps=1,
@@ -99,7 +100,7 @@ def config(setup: Setup, directory: Path, processes: int) -> GRPOConfig:
     )
 
 
-class StarGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+class StarGRPOTrainer(GRPOTrainer):
     """GRPOTrainer whose rollouts come from a world."""
 
     def __init__(self, model: Any, setup: Setup, directory: Path, **kwargs: Any) -> None:
@@ -119,6 +120,7 @@ class StarGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             rollout_func=_play,
             **kwargs,
         )
+        self.remove_callback(PrinterCallback)
         self._check_groups()
 
     def _check_groups(self) -> None:
@@ -134,7 +136,10 @@ class StarGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def policy(self, temperature: float, seed: int, name: str = "rl") -> HFPolicy:
         """The model in training as a policy."""
         model = self.accelerator.unwrap_model(self.model)
-        return HFPolicy(model, self.setup.renderer, self.setup.settings.limits, temperature, seed=seed, name=name)
+        s = self.setup
+        forking = s.algorithm.roots(self.num_generations) < self.num_generations
+        patience = 0.0 if forking else HFPolicy.patience  # forks must not depend on what else is in flight
+        return HFPolicy(model, s.renderer, s.settings.limits, temperature, seed=seed, name=name, patience=patience)
 
     def rollout(self, policy: HFPolicy, algorithm: Algorithm | None) -> Rollout:
         s = self.setup
@@ -161,9 +166,7 @@ class StarGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         step = self.state.global_step
         random.Random(f"{self.setup.seed}/refill/{step}/{turn}").shuffle(others)
         chosen = list(zip(dull, others, strict=False))
-        fresh = rollout.run(
-            [Group(query, self.num_generations, f"rl/{step}/refill-{turn}/{query.id}") for _, query in chosen]
-        )
+        fresh = rollout.run([Group(query, self.num_generations, f"rl/{step}/refill-{turn}/{query.id}") for _, query in chosen])
         replaced = list(groups)
         for (index, _), group in zip(chosen, fresh, strict=True):
             replaced[index] = group
@@ -202,9 +205,7 @@ class StarGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Any:
         if self._looked_at is None or not compact(model):
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-            )
+            return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
         asked = torch.nn.functional.pad(self._looked_at, (input_ids.shape[1] - logits_to_keep, 0)).bool()
         logprobs, entropies = token_scores(model, input_ids, attention_mask, asked, self.temperature)
         return logprobs[:, -logits_to_keep:], entropies[:, -logits_to_keep:], None
@@ -228,12 +229,10 @@ class StarGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._log_metric("rollout/tokens", sum(sum(flat.mask) for flat in flats) / len(rows))
         ordered = sorted(rows, key=self.value)
         for label, row in (("worst", ordered[0]), ("best", ordered[-1])):
-            self.kept.append(
-                {"step": self.state.global_step, "label": label, "reward": self.value(row), "trajectory": row}
-            )
+            self.kept.append({"step": self.state.global_step, "label": label, "reward": self.value(row), "trajectory": row})
 
 
-def _play(prompts: list[str], trainer: StarGRPOTrainer) -> dict[str, Any]:
+def _play(_: list[str], trainer: StarGRPOTrainer) -> dict[str, Any]:
     """TRL's rollout function: one row per prompt, groups together and in order."""
     groups = trainer.play()
     rows = [row for group in groups for row in group]

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import logging as transformers_logging
 
 from star.errors import StarError
 from star.recipe import Lora
 from star.types import Checkpoint
 
 ADAPTER = "adapter_config.json"
+
+logger = logging.getLogger(__name__)
+
+
+def seeded(seed: int) -> None:
+    """Seed every generator that training draws from."""
+    set_seed(seed)
+
+
+def last_checkpoint(directory: Path) -> str | None:
+    """The trainer checkpoint to go on from, if there is one."""
+    last: str | None = get_last_checkpoint(str(directory))
+    if last:
+        logger.info("going on from %s", Path(last).name)
+    return last
 
 
 def device() -> torch.device:
@@ -23,6 +41,7 @@ def device() -> torch.device:
 
 def load(source: str | Path, bf16: bool = False) -> tuple[PreTrainedModel, Any]:
     """A causal language model and its tokenizer from a directory or the hub; a LoRA checkpoint is merged into its base."""
+    transformers_logging.disable_progress_bar()
     dtype = torch.bfloat16 if bf16 else torch.float32
     try:
         adapter = Path(source) / ADAPTER
@@ -60,6 +79,7 @@ def save(model: Any, tokenizer: Any, directory: Path, base: str, step: int) -> C
     Low-rank adapters are merged into the weights, so that the directory stands alone, and kept beside them in `adapter/`.
     The model itself must not be used afterwards.
     """
+    transformers_logging.disable_progress_bar()
     directory.mkdir(parents=True, exist_ok=True)
     adapter = None
     if isinstance(model, PeftModel):

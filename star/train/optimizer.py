@@ -38,7 +38,8 @@ class MuonAdamW(torch.optim.Optimizer):
         self, named: Iterable[tuple[str, nn.Parameter]], *, muon_lr: float, lr: float, weight_decay: float,
         momentum: float = 0.95,
     ) -> None:  # fmt: skip
-        hidden, rest = [], []
+        hidden: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
         for name, parameter in named:
             (hidden if parameter.ndim == 2 and ".layers." in name else rest).append(parameter)
         groups = [{"params": hidden, "lr": muon_lr, "muon": True}, {"params": rest, "lr": lr, "muon": False}]

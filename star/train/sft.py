@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,18 +9,16 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from star.errors import DataError
 from star.recipe import Sft
+from star.train.model import last_checkpoint, seeded
 from star.train.optimizer import MuonAdamW
 from star.train.scoring import compact, token_scores
 from star.train.tokens import Renderer
 from star.types import Example
-
-logger = logging.getLogger(__name__)
 
 
 def rows(examples: Sequence[Example], renderer: Renderer, max_tokens: int) -> tuple[list[dict[str, list[int]]], int]:
@@ -46,20 +43,19 @@ class _Progress(TrainerCallback):
         self._report(state.global_step, state.max_steps, f"loss {loss:.3f}" if loss is not None else "")
 
 
-class StarSFTTrainer(SFTTrainer):  # type: ignore[misc]
+class StarSFTTrainer(SFTTrainer):
     """SFTTrainer with the optimizer of the recipe."""
 
     def __init__(self, *args: Any, settings: Sft, **kwargs: Any) -> None:
         self._settings = settings
         super().__init__(*args, **kwargs)
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        if self._settings.optimizer == "adamw" or self.optimizer is not None:
-            optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
-            return optimizer
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+    def create_optimizer(self, model: Any = None) -> Any:
         s = self._settings
-        self.optimizer = MuonAdamW(named, muon_lr=s.muon_lr, lr=s.lr, weight_decay=s.weight_decay)
+        if s.optimizer == "adamw" or self.optimizer is not None:
+            return super().create_optimizer(model)
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        self.optimizer: Any = MuonAdamW(named, muon_lr=s.muon_lr, lr=s.lr, weight_decay=s.weight_decay)
         return self.optimizer
 
     def compute_loss(
@@ -92,7 +88,7 @@ def config(settings: Sft, directory: Path, seed: int, count: int, processes: int
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.clip,
         bf16=settings.bf16,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        activation_checkpointing=settings.gradient_checkpointing,
         max_length=None,
         packing=False,
         dataset_kwargs={"skip_prepare_dataset": True},
@@ -113,7 +109,7 @@ def train(
     report: Callable[[int, int, str], None],
 ) -> tuple[list[dict[str, Any]], int]:  # fmt: skip
     """Train in `directory`, going on from its last checkpoint; return the log history and the number of steps."""
-    set_seed(seed)
+    seeded(seed)
     directory.mkdir(parents=True, exist_ok=True)
     trainer = StarSFTTrainer(
         model=model,
@@ -123,10 +119,8 @@ def train(
         callbacks=[_Progress(report)],
         settings=settings,
     )
-    last = get_last_checkpoint(str(directory))
-    if last:
-        logger.info("going on from %s", Path(last).name)
-    trainer.train(resume_from_checkpoint=last)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=last_checkpoint(directory))
     return list(trainer.state.log_history), int(trainer.state.global_step)
 
 

@@ -57,9 +57,7 @@ def _bytes_and_numbers() -> tuple[dict[str, int], list[tuple[str, str]]]:
     pairs = [(a, b) for a in digits for b in digits]
     triples = [(a + b, c) for a, b in pairs for c in digits]
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet()) + [a + b for a, b in pairs + triples]
-    return {token: index for index, token in enumerate(tokens)}, pairs + triples + [
-        (a, b + c) for a, b in pairs for c in digits
-    ]
+    return {token: index for index, token in enumerate(tokens)}, pairs + triples + [(a, b + c) for a, b in pairs for c in digits]
 
 
 def _phrases(conversations: Iterable[Sequence[Message]], names: Sequence[str]) -> list[str]:

@@ -63,7 +63,7 @@ class Renderer:
         rows = [{"role": m.role, "content": self._clean(m.content)} for m in messages]
         try:
             text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # jinja raises whatever the template's author chose
+        except Exception as error:  # noqa: BLE001  jinja raises whatever the template's author chose
             fix = "Use a model whose template takes system, user and assistant messages"
             raise StarError(f"the chat template failed: {error}", fix) from None
         return str(text)

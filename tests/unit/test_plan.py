@@ -36,9 +36,7 @@ def test_absent_values(value: object) -> None:
     assert faults == []
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"), [(["X"], "a list"), (3, "a number"), (True, "a truth value"), ({}, "a record")]
-)
+@pytest.mark.parametrize(("value", "kind"), [(["X"], "a list"), (3, "a number"), (True, "a truth value"), ({}, "a record")])
 def test_a_value_that_is_no_text_is_a_fault(value: object, kind: str) -> None:
     days, faults = read_plan([{**DAY, "dinner": value}])
     assert days is not None
@@ -91,6 +89,42 @@ def test_other_spellings_of_a_field(key: str) -> None:
 )
 def test_a_plan_inside_a_text(text: str) -> None:
     assert read_plan(text.format(plan=json.dumps([DAY, DAY]))).days == [DAY, {**DAY, "days": 2}]
+
+
+MARKDOWN = """**A trip to B**, 2 days in all: enjoy.
+
+### Day 1: March 3
+- **Current City**: from A to B
+- **Transportation:** Taxi, from A to B
+- **Breakfast**: -
+- **Attractions**:
+  1. Zoo, B
+  2. Park, B
+- *Lunch*: X, B
+- Dinner: -
+- Accommodation: H, B
+
+Day 2
+Current City: B
+Transportation: -
+Breakfast: Y, B
+Lunch: Flying: the Cafe, B
+Note: bring: water
+"""
+
+
+def test_an_itinerary_in_markdown() -> None:
+    days, faults = read_plan(MARKDOWN)
+    assert faults == []
+    assert days is not None
+    assert [list(day.values()) for day in days] == [
+        [1, "from A to B", "Taxi, from A to B", "-", "Zoo, B; Park, B", "X, B", "-", "H, B"],
+        [2, "B", "-", "Y, B", "-", "Flying: the Cafe, B", "-", "-"],
+    ]
+
+
+def test_prose_is_no_itinerary() -> None:
+    assert read_plan("On day 1 we fly.\nDay 2\nWe eat: soup at home.\nDay 3 dinner at X, B.").days is None
 
 
 def test_the_last_of_equally_long_plans_is_the_answer() -> None:

@@ -39,9 +39,7 @@ GATES = ("is_not_absent", "is_valid_information_in_sandbox")
 """Commonsense constraints without which the hard ones earn nothing."""
 
 
-def judge(
-    facts: Mapping[str, object], plan: object, database: Database, mode: Mode = "strict", query_id: str = ""
-) -> Score:
+def judge(facts: Mapping[str, object], plan: object, database: Database, mode: Mode = "strict", query_id: str = "") -> Score:
     """Score a plan: text that holds JSON, a list of days, or anything else. Nothing in a plan makes this raise.
 
     Hard verdicts are raw; `Score.hard_counts` says whether they count. `Score.total_cost` is in US dollars for the

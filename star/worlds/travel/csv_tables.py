@@ -11,7 +11,7 @@ import csv
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from star.errors import DataError
 from star.worlds.travel.tables import Distance, Flight, Hotel, Restaurant, Sight, Tables
@@ -83,26 +83,39 @@ def locate(folder: Path, table: str) -> Path:
 def cells(path: Path, columns: tuple[str, ...], complete: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
     """(line number, the cells of `columns`) of each row; with `complete`, only rows without a missing cell anywhere."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file)
-        try:
-            header = next(reader, [])
-            absent = [column for column in columns if column not in header]
-            if absent:
-                raise DataError(f"{path}:1: no column {absent[0]!r}", f"The columns are {', '.join(columns)}")
-            pick = itemgetter(*(header.index(column) for column in columns))
-            width = len(header)
-            for row in reader:
-                if len(row) != width:
-                    if not row:
-                        continue
-                    what = f"{path}:{reader.line_num}: {len(row)} cells where the header has {width}"
-                    raise DataError(what, "Restore the file; a quote or a line is probably broken")
-                if not complete or MISSING.isdisjoint(row):
-                    yield reader.line_num, pick(row)
-        except UnicodeDecodeError:
-            raise DataError(f"{path}:{_undecodable(path)}: not UTF-8", "Save the file in UTF-8 encoding") from None
-        except csv.Error as error:
-            raise DataError(f"{path}:{reader.line_num}: {error}", "Restore the file") from None
+        lines = _lines(path, csv.reader(file))
+        _, header = next(lines, (1, []))
+        absent = [column for column in columns if column not in header]
+        if absent:
+            raise DataError(f"{path}:1: no column {absent[0]!r}", f"The columns are {', '.join(columns)}")
+        pick = itemgetter(*(header.index(column) for column in columns))
+        for line, row in lines:
+            if len(row) != len(header):
+                what = f"{path}:{line}: {len(row)} cells where the header has {len(header)}"
+                raise DataError(what, "Restore the file; a quote or a line is probably broken")
+            if not complete or MISSING.isdisjoint(row):
+                yield line, pick(row)
+
+
+class _Reader(Protocol):
+    """What `csv.reader` returns."""
+
+    @property
+    def line_num(self) -> int: ...
+
+    def __iter__(self) -> Iterator[list[str]]: ...
+
+
+def _lines(path: Path, reader: _Reader) -> Iterator[tuple[int, list[str]]]:
+    """(line number, row) of each row that is not empty; what cannot be decoded or parsed raises DataError."""
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num, row
+    except UnicodeDecodeError:
+        raise DataError(f"{path}:{_undecodable(path)}: not UTF-8", "Save the file in UTF-8 encoding") from None
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: {error}", "Restore the file") from None
 
 
 def _undecodable(path: Path) -> int:

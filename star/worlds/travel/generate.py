@@ -110,9 +110,7 @@ def _hotels(city: str, count: int, rng: random.Random, names: _Names) -> Iterato
 
 def _restaurants(city: str, count: int, rng: random.Random, names: _Names) -> Iterator[Restaurant]:
     for _ in range(count):
-        cuisines = rng.sample(places.CUISINES, rng.choice((1, 1, 2))) + rng.sample(
-            places.EXTRA_CUISINES, rng.choice((0, 1))
-        )
+        cuisines = rng.sample(places.CUISINES, rng.choice((1, 1, 2))) + rng.sample(places.EXTRA_CUISINES, rng.choice((0, 1)))
         yield Restaurant(
             name=names.draw(places.RESTAURANT),
             city=city,
@@ -163,20 +161,21 @@ def _flights(cities: list[_City], size: Size, seed: int) -> Iterator[Flight]:
     most = len(routes) * size.flights
     digits = 3 if most <= 900 else 7
     numbers = random.Random(f"{seed}/numbers").sample(range(10 ** (digits - 1), 10**digits), most)
-    dates = [f"{size.month}-{day:02d}" for day in range(1, 32)]
     for index, (a, b) in enumerate(routes):
-        rng = random.Random(f"{seed}/flights/{a[0]}/{b[0]}")
-        air = kilometres(a[2:], b[2:])
-        for slot in range(rng.randint(1, size.flights)):
-            leave, minutes = rng.randrange(6 * 60, 21 * 60, 5), 30 + round(air / AIR_SPEED * 60)
-            arrive = (leave + minutes) % 1440
-            number, price = f"F{numbers[index * size.flights + slot]}", float(40 + round(air * rng.uniform(0.08, 0.2)))
-            for date in dates:
-                if rng.random() >= size.cancelled:
-                    yield Flight(
-                        number, price, _clock(leave), _clock(arrive), f"{minutes // 60} hours {minutes % 60} minutes",
-                        date, a[0], b[0], float(round(air)),
-                    )  # fmt: skip
+        own = [f"F{number}" for number in numbers[index * size.flights : (index + 1) * size.flights]]
+        yield from _route(a, b, own, size, random.Random(f"{seed}/flights/{a[0]}/{b[0]}"))
+
+
+def _route(a: _City, b: _City, numbers: list[str], size: Size, rng: random.Random) -> Iterator[Flight]:
+    """The timetable of one direction: the same flights every day, some of them cancelled on some days."""
+    air = kilometres(a[2:], b[2:])
+    minutes = 30 + round(air / AIR_SPEED * 60)
+    elapsed = f"{minutes // 60} hours {minutes % 60} minutes"
+    for number in numbers[: rng.randint(1, size.flights)]:
+        leave = rng.randrange(6 * 60, 21 * 60, 5)
+        price, times = float(40 + round(air * rng.uniform(0.08, 0.2))), (_clock(leave), _clock((leave + minutes) % 1440))
+        dates = [f"{size.month}-{day:02d}" for day in range(1, 32) if rng.random() >= size.cancelled]
+        yield from (Flight(number, price, *times, elapsed, date, a[0], b[0], float(round(air))) for date in dates)
 
 
 def _clock(minutes: int) -> str:

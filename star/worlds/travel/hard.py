@@ -226,24 +226,29 @@ def _serves(row: Restaurant, cuisine: str, exact: bool) -> bool:
 
 def _eaten(plan: Reading) -> Iterator[Restaurant]:
     """Restaurants away from home, in order."""
-    rules = plan.box.rules
     home = plan.request.text("org")
-    home = plan.box.city(home) if rules.exact else home
+    home = plan.box.city(home) if plan.box.rules.exact else home
     for day in plan.days:
-        slots = {slot.field: slot for slot in day.meals}
-        for meal in MEALS:
-            if not rules.optional_fields:
-                _want_fields(day, plan.box, (meal,))
-            slot = slots.get(meal)
-            if slot is None:
-                continue
-            row = _first(slot.place, day, slot.fault)
-            if slot.place is not None and slot.place.city == home:
-                if rules.skips_day_after_origin:
-                    break
-                continue
-            if isinstance(row, Restaurant):
-                yield row
+        yield from _eaten_on(day, home, plan.box)
+
+
+@lru_cache(maxsize=MEMO_DAYS)
+def _eaten_on(day: Day, home: str, box: Sandbox) -> tuple[Restaurant, ...]:
+    rows: list[Restaurant] = []
+    slots = {slot.field: slot for slot in day.meals}
+    for meal in MEALS:
+        if not box.rules.optional_fields:
+            _want_fields(day, box, (meal,))
+        slot = slots.get(meal)
+        if slot is None:
+            continue
+        row = _first(slot.place, day, slot.fault)
+        at_home = slot.place is not None and slot.place.city == home
+        if at_home and box.rules.skips_day_after_origin:
+            break
+        if isinstance(row, Restaurant) and not at_home:
+            rows.append(row)
+    return tuple(rows)
 
 
 def valid_transportation(plan: Reading) -> str:

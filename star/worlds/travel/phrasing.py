@@ -48,9 +48,7 @@ def phrase(trip: Trip, rng: random.Random) -> str:
 def _wishes(trip: Trip, rng: random.Random) -> list[str]:
     wishes = []
     if trip.house_rule == "smoking":
-        wishes.append(
-            rng.choice(("The accommodation must allow smoking.", "We want to stay where smoking is welcome."))
-        )
+        wishes.append(rng.choice(("The accommodation must allow smoking.", "We want to stay where smoking is welcome.")))
     elif trip.house_rule:
         wishes.append(rng.choice(RULES).format(rule=trip.house_rule))
     if trip.room_type:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from star.worlds.travel.itinerary import read_itinerary
+
 TEXT_FIELDS = ("current_city", "transportation", "breakfast", "attraction", "lunch", "dinner", "accommodation")
 FIELDS = ("days", *TEXT_FIELDS)
 MEALS = ("breakfast", "lunch", "dinner")
@@ -42,7 +44,7 @@ class ReadPlan(NamedTuple):
 
 
 def read_plan(answer: object) -> ReadPlan:
-    """Normalise an answer: JSON text (fenced, or with prose around it), a list of days, or a record that holds one."""
+    """Normalise an answer: text with JSON or an itinerary in it, a list of days, or a record that holds one."""
     value = unwrap(decode(answer))
     if value is None:
         return ReadPlan(None, [NOT_FOUND])
@@ -80,11 +82,17 @@ def _canonical(day: Mapping[object, object]) -> dict[str, object]:
     """The fields of a day under their own names; an exact name wins over another spelling of it."""
     named: dict[str, object] = {}
     for key, value in day.items():
-        name = "_".join(str(key).lower().replace("_", " ").split()) if isinstance(key, str) else ""
-        name = _SYNONYMS.get(name, name)
-        if name in FIELDS and (name not in named or key == name):
+        name = _field(key) if isinstance(key, str) else None
+        if name is not None and (name not in named or key == name):
             named[name] = value
     return named
+
+
+def _field(label: str) -> str | None:
+    """The field that a label stands for, however it is written."""
+    name = "_".join(label.lower().replace("_", " ").split())
+    name = _SYNONYMS.get(name, name)
+    return name if name in FIELDS else None
 
 
 def _kind(value: object) -> str:
@@ -113,7 +121,7 @@ def _is_day(value: object) -> bool:
 
 
 def decode(answer: object) -> object:
-    """The JSON value in a text, or the answer itself if it is no text; None if the text holds no plan."""
+    """The plan in a text (JSON, or an itinerary), or the answer itself if it is no text; None if there is none."""
     if not isinstance(answer, str):
         return answer
     text = answer.strip()[:_MAX_CHARACTERS]
@@ -125,7 +133,7 @@ def decode(answer: object) -> object:
         return unwrap(whole)
     if isinstance(whole, str) and whole != answer:
         return decode(whole)
-    return _best(list(_values(text))) or _literal(text)
+    return _best(list(_values(text))) or _literal(text) or _days(read_itinerary(text, _field)) or None
 
 
 def _best(values: list[object]) -> object:

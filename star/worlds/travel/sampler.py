@@ -51,9 +51,7 @@ def sample(
 
 def _usable(database: Database) -> list[str]:
     """Cities with somewhere to sleep, eat and look at."""
-    return [
-        c for c in sorted(database.city_names) if database.hotels(c) and database.restaurants(c) and database.sights(c)
-    ]
+    return [c for c in sorted(database.city_names) if database.hotels(c) and database.restaurants(c) and database.sights(c)]
 
 
 def _draw(database: Database, cities: list[str], rng: random.Random, days: int, level: str) -> Trip | None:

@@ -193,9 +193,7 @@ def _meals(
     return best[full][1] if full in best else None
 
 
-def _menus(
-    rows: Sequence[Restaurant], count: int, cuisines: tuple[str, ...]
-) -> dict[int, tuple[float, tuple[Restaurant, ...]]]:
+def _menus(rows: Sequence[Restaurant], count: int, cuisines: tuple[str, ...]) -> dict[int, tuple[float, tuple[Restaurant, ...]]]:
     """Covered cuisines (bit mask) -> the cheapest `count` restaurants that cover them."""
     names = [row.name for row in rows]
     states: dict[tuple[int, int], tuple[float, tuple[Restaurant, ...]]] = {(0, 0): (0.0, ())}
@@ -236,7 +234,7 @@ def _stay_cost(trip: Trip, stay: Stay) -> float:
 def _leg(trip: Trip, database: Database, mode: str, origin: str, destination: str, date: str) -> Leg | None:
     if mode == "flight":
         flight = min(database.flights(origin, destination, date), key=lambda f: f.price, default=None)
-        return flight and Leg(mode, origin, destination, date, flight, math.ceil(flight.price * trip.people))
+        return Leg(mode, origin, destination, date, flight, math.ceil(flight.price * trip.people)) if flight else None
     row = database.distance(origin, destination)
     km = kilometres(row) if row else None
     if km is None:

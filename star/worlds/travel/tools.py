@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from star.tools import Toolbox, ToolError, tool
 from star.worlds.travel.database import Database
@@ -95,12 +95,10 @@ def toolbox(database: Database) -> Toolbox:
         """
         return _numbered(f"[{city}]" for city in database.cities(state)) or _nothing("city", state)
 
-    return Toolbox(
-        *map(
-            tool,
-            (SearchFlight, GoogleDistanceMatrix, SearchAccommodation, SearchRestaurant, SearchAttraction, SearchCity),
-        )
-    )
+    functions: tuple[Callable[..., str], ...] = (
+        SearchFlight, GoogleDistanceMatrix, SearchAccommodation, SearchRestaurant, SearchAttraction, SearchCity,
+    )  # fmt: skip
+    return Toolbox(*map(tool, functions))
 
 
 def _numbered(rows: Iterable[str]) -> str:

@@ -1,0 +1,374 @@
+"""Report: the figures of a run as JSON, and one page of HTML that needs nothing beside itself.
+
+Reads whatever evaluations and logs the run has finished. All text of a model or a world is data: the templates escape it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from star import charts, metrics
+from star.charts import Bar, Bars
+from star.manifest import Entry, Run, Work
+from star.pipeline import CHECKPOINTS, report_job
+from star.recipe import effective
+from star.records import parse, plain, read_json, read_lines, write_json, write_text
+from star.types import Rate, Report, Score, Trajectory, Turn
+from star.worlds.travel.plan import FIELDS, read_plan
+
+METRICS = ("delivery", "commonsense_micro", "commonsense_macro", "hard_micro", "hard_macro", "success")
+PLAYED = ("greedy", "sampled")
+"""The passes that every evaluation has."""
+TRANSFER = ("other-world", "no-tools")
+"""Greedy passes that tell what a model knows by heart."""
+LEVELS = ("easy", "medium", "hard")
+STOPS = ("answer", "turns", "tokens", "format", "error")
+LABELS = {"base": "Base", "sft": "SFT", "rl": "RL"}
+RULES = {
+    "is_reasonable_visiting_city": "reasonable route",
+    "is_valid_restaurants": "restaurants not repeated",
+    "is_valid_attractions": "attractions not repeated",
+    "is_valid_accommodation": "minimum nights kept",
+    "is_valid_transportation": "transport not in conflict",
+    "is_valid_information_in_current_city": "within the current city",
+    "is_valid_information_in_sandbox": "within the sandbox",
+    "is_not_absent": "nothing missing",
+    "valid_cost": "budget",
+    "valid_room_rule": "house rule",
+    "valid_cuisine": "cuisine",
+    "valid_room_type": "room type",
+    "valid_transportation": "wished transport",
+}
+"""Constraints in words; another world's go by their own names."""
+PARTS = re.compile(r"<(think|tool_call|answer)>(.*?)(?:</\1>|\Z)", re.DOTALL)
+CLIP = 20_000
+"""Characters of one text that the page shows at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One finished evaluation of a checkpoint: `name` is the stage without "eval-"."""
+
+    name: str
+    seed: int
+    reports: dict[str, Report]
+    """By pass."""
+    scores: dict[str, list[Score]]
+    greedy: Path
+    """Trajectories of the greedy pass."""
+
+    @property
+    def dev(self) -> bool:
+        return any(report.split == "dev" for report in self.reports.values())
+
+    @property
+    def transfers(self) -> bool:
+        return any(name in self.reports for name in TRANSFER)
+
+    @property
+    def label(self) -> str:
+        checkpoint = self.name.removesuffix("-dev") if self.dev else self.name
+        return LABELS.get(checkpoint, checkpoint) + (", dev" if self.dev else "")
+
+    @property
+    def style(self) -> str:
+        return self.name if self.name in LABELS else "second"
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """One trajectory, ready to be read."""
+
+    label: str
+    trajectory: Trajectory
+    turns: list[tuple[list[tuple[str, str]], Turn]]
+    """(kind, text) of what the model wrote, and the turn."""
+    plan: list[dict[str, object]] | None
+    verdicts: list[tuple[str, str, bool | None, str]]
+    """Constraint, its words, verdict, reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    title: str
+    talks: list[Talk]
+
+
+def report(run: Run, command: list[str]) -> Entry:
+    """Write the page and the figures over whatever the run has finished."""
+
+    def body(work: Work) -> None:
+        found = _evaluations(run)
+        numbers = _figures(found)
+        write_json(work.make("figures", "figures.json"), numbers)
+        write_text(work.make("html", "report.html"), _page(run, found, numbers))
+        work.metrics.update(evaluations=list(found))
+
+    return run.perform(report_job(run, command), body)
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """The measured numbers: checkpoint -> pass -> metrics with 95 % intervals, and "paired", RL minus SFT."""
+    return _figures(_evaluations(run))
+
+
+def table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Figures as the head and rows of a table for a terminal; all rates in percent."""
+    parts = [name for name in METRICS if name != "success"]
+    head = ["checkpoint", "decoding", "n", "success %", "95 %", *(name.replace("_", " ") for name in parts)]
+    rows = []
+    for checkpoint, passes in figures.items():
+        for name, row in passes.items() if checkpoint != "paired" else ():
+            shares = [f"{100 * row[part]:.1f}" for part in parts]
+            success = f"{100 * row['success']:.1f}"
+            rows.append([checkpoint, name, str(row["n"]), success, _interval(row["success_interval"]), *shares])
+    for name, row in figures.get("paired", {}).get("rl_minus_sft", {}).items():
+        blank = [""] * len(parts)
+        change = f"{100 * row['difference']:+.1f}"
+        rows.append(["rl - sft", name, str(row["n"]), change, _interval([row["low"], row["high"]]), *blank])
+    return head, rows
+
+
+def _evaluations(run: Run) -> dict[str, Evaluation]:
+    """The finished evaluations: base, sft and rl first, then all others by name."""
+    order = {f"eval-{name}": number for number, name in enumerate(CHECKPOINTS)}
+    stages = [stage for stage in run.entries() if stage.startswith("eval-")]
+    stages.sort(key=lambda stage: (order.get(stage, len(order)), stage))
+    found = (_evaluation(run, stage) for stage in stages)
+    return {evaluation.name: evaluation for evaluation in found}
+
+
+def _evaluation(run: Run, stage: str) -> Evaluation:
+    path = run.path(stage, "report")
+    reports = {name: parse(Report, value, f"{path}: {name}") for name, value in read_json(path).items()}
+    path = run.path(stage, "scores")
+    scores: dict[str, list[Score]] = {}
+    for line, row in read_lines(path):
+        name = str(row.pop("pass", "greedy"))
+        scores.setdefault(name, []).append(parse(Score, row, f"{path}:{line}"))
+    seed = run.entries()[stage].seed
+    return Evaluation(stage.removeprefix("eval-"), seed, reports, scores, run.path(stage, "trajectories-greedy"))
+
+
+def _figures(found: Mapping[str, Evaluation]) -> dict[str, Any]:
+    numbers: dict[str, Any] = {}
+    for name, evaluation in found.items():
+        ordered = [p for p in (*PLAYED, *TRANSFER) if p in evaluation.reports]
+        numbers[name] = {p: _row(evaluation.reports[p], evaluation.seed) for p in ordered}
+    pairs = {p: pair for p in PLAYED if (pair := _pair(found, p))}
+    return {**numbers, "paired": {"rl_minus_sft": pairs} if pairs else {}}
+
+
+def _row(report: Report, seed: int) -> dict[str, Any]:
+    values = {name: report.metrics[name].value for name in METRICS}
+    intervals = {f"{name}_interval": [report.metrics[name].low, report.metrics[name].high] for name in METRICS}
+    return {"n": report.n, "mode": report.mode, "seed": seed, **values, **intervals}
+
+
+def _pair(found: Mapping[str, Evaluation], name: str) -> dict[str, Any] | None:
+    """RL minus SFT on the queries that both have; None if they share none, or were judged in different modes."""
+    both = [found[c].scores.get(name, []) for c in ("sft", "rl") if c in found]
+    if len(both) < 2 or not all(both) or both[0][0].mode != both[1][0].mode:
+        return None
+    shared = {score.query_id for score in both[0]} & {score.query_id for score in both[1]}
+    if not shared:
+        return None
+    difference, low, high = metrics.paired_difference(*both)
+    return {"difference": difference, "low": low, "high": high, "n": len(shared)}
+
+
+def _page(run: Run, found: Mapping[str, Evaluation], numbers: Mapping[str, Any]) -> str:
+    entries = {stage: entry for stage, entry in run.entries().items() if stage != "report"}
+    settings = effective(run.recipe)
+    for section, stage in (("world", "queries"), ("sft", "sft"), ("rl", "rl"), ("eval", "eval-rl")):
+        done = entries[stage].config if stage in entries else {}
+        settings[section] = done.get(section, settings[section])
+    environment = Environment(
+        loader=PackageLoader("star", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(percent=_percent, interval=_interval, clip=_clip, rule=_rule, points=_points)
+    html = environment.get_template("report.html.j2").render(
+        name=run.directory.resolve().name,
+        settings=settings,
+        settings_text=json.dumps(plain(settings), indent=2, ensure_ascii=False),
+        evaluations=list(found.values()),
+        numbers=numbers,
+        metrics=METRICS,
+        results=_results(found),
+        outcomes={name: _outcomes(found, name) for name in PLAYED},
+        by_difficulty=_grouped(found, lambda report: report.by_difficulty, LEVELS),
+        by_days=_grouped(found, lambda report: report.by_days, ()),
+        curves=_curves(run, entries),
+        failures=_failures(found),
+        ends=_ends(found),
+        examples=_examples(found),
+        entries=list(entries.values()),
+        versions=_versions(entries),
+        states={state.stage: state for state in run.status()},
+        sft=entries["sft"].metrics if "sft" in entries else {},
+        fields=FIELDS,
+    )
+    return html.encode("utf-8", "replace").decode("utf-8")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _points(share: float) -> str:
+    """A difference of shares in percentage points."""
+    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _interval(bounds: Sequence[float]) -> str:
+    low, high = (f"{100 * bound:.1f}" for bound in bounds)
+    return f"[{low}, {high}]"
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= CLIP else f"{text[:CLIP]} … ({len(text) - CLIP} more characters)"
+
+
+def _rule(name: str) -> str:
+    return RULES.get(name, name.replace("_", " "))
+
+
+def _results(found: Mapping[str, Evaluation]) -> charts.BarChart | None:
+    """Success with its intervals as bars."""
+    groups = []
+    for name in PLAYED:
+        rows = [(e, e.reports[name].metrics["success"]) for e in found.values() if name in e.reports]
+        bars = [Bar(e.label, e.style, r.value, f"{r.passed}/{r.n}", r.low, r.high) for e, r in rows]
+        groups.append(Bars(name, bars))
+    return charts.bar_chart("Success", "queries whose plan satisfies every constraint (%), 95 % interval", groups)
+
+
+def _outcomes(found: Mapping[str, Evaluation], name: str) -> dict[str, int] | None:
+    """How many queries only RL solves, only SFT, both or neither; None if one of the two was not evaluated."""
+    if not _pair(found, name):
+        return None
+    sft, rl = ({s.query_id: s.success for s in found[c].scores[name]} for c in ("sft", "rl"))
+    kinds = {(True, True): "both", (False, True): "only RL", (True, False): "only SFT", (False, False): "neither"}
+    counts = dict.fromkeys(("only RL", "only SFT", "both", "neither"), 0)
+    for query in sft.keys() & rl.keys():
+        counts[kinds[sft[query], rl[query]]] += 1
+    return counts
+
+
+def _grouped(
+    found: Mapping[str, Evaluation],
+    groups: Callable[[Report], dict[str, dict[str, Rate]]],
+    order: Sequence[str],
+) -> tuple[list[str], list[tuple[str, str, list[Rate | None]]]]:
+    """Success by groups of queries: the names of the groups, and for each evaluation and pass their rates."""
+    rows = [(e.label, p, groups(e.reports[p])) for e in found.values() for p in PLAYED if p in e.reports]
+    rank = {name: number for number, name in enumerate(order)}
+    names = sorted({name for _, _, row in rows for name in row}, key=lambda name: (rank.get(name, len(rank)), name))
+    return names, [(label, p, [row[n]["success"] if n in row else None for n in names]) for label, p, row in rows]
+
+
+def _curves(run: Run, entries: Mapping[str, Entry]) -> list[charts.LineChart]:
+    def log(stage: str) -> Any:
+        kind = f"{stage}-log"
+        made = stage in entries and any(artifact.kind == kind for artifact in entries[stage].outputs)
+        return read_json(run.path(stage, kind)) if made else None
+
+    return [*charts.sft_curves(log("sft") or []), *charts.rl_curves(log("rl") or {})]
+
+
+def _versions(entries: Mapping[str, Entry]) -> dict[str, list[str]]:
+    """Versions in words -> the stages that ran with them."""
+    result: dict[str, list[str]] = {}
+    for stage, entry in entries.items():
+        text = ", ".join(f"{name} {version}" for name, version in entry.versions.items())
+        result.setdefault(text, []).append(stage)
+    return result
+
+
+def _failures(found: Mapping[str, Evaluation]) -> list[charts.BarChart]:
+    """How often each constraint fails in the greedy pass, among the delivered plans to which it applies."""
+    scores = {name: e.scores.get("greedy", []) for name, e in found.items() if e.scores.get("greedy")}
+    missing = [_bar(found[name], [not score.delivered for score in rows]) for name, rows in scores.items()]
+    result = [charts.bar_chart("No plan handed in", "share of the queries (%)", [Bars("no readable plan", missing)])]
+    for part, title in (("commonsense", "Commonsense constraints that fail"), ("hard", "Hard constraints that fail")):
+        rules = dict.fromkeys(rule for rows in scores.values() for score in rows for rule in getattr(score, part))
+        groups = []
+        for rule in rules:
+            verdicts = {n: [getattr(s, part).get(rule) for s in rows if s.delivered] for n, rows in scores.items()}
+            bars = [_bar(found[n], [v is False for v in row if v is not None]) for n, row in verdicts.items()]
+            groups.append(Bars(_rule(rule), bars))
+        result.append(charts.bar_chart(title, "share of the delivered plans it applies to (%)", groups))
+    return [chart for chart in result if chart]
+
+
+def _bar(evaluation: Evaluation, failed: Sequence[bool]) -> Bar:
+    share = sum(failed) / len(failed) if failed else None
+    return Bar(evaluation.label, evaluation.style, share, f"{sum(failed)}/{len(failed)}")
+
+
+def _ends(found: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """How episodes ended and which errors the agents made."""
+    rows = [(e.label, name, report) for e in found.values() for name, report in e.reports.items()]
+    stops = dict.fromkeys([*STOPS, *(stop for _, _, report in rows for stop in report.stops)])
+    errors = sorted({error for _, _, report in rows for error in report.errors})
+    return {"rows": rows, "stops": list(stops), "errors": errors}
+
+
+def _examples(found: Mapping[str, Evaluation]) -> list[Example]:
+    """One query of each outcome: SFT against RL, or the last checkpoint alone if only one was evaluated."""
+    pair = [found[name] for name in ("sft", "rl") if name in found]
+    alone = [found[name] for name in reversed(CHECKPOINTS) if name in found] or list(found.values())
+    if len(pair) == 2:
+        wanted = {
+            "RL succeeds where SFT failed": (False, True),
+            "Both fail": (False, False),
+            "Both succeed": (True, True),
+        }
+    elif alone:
+        pair = alone[:1]
+        wanted = {f"{pair[0].label} succeeds": (True,), f"{pair[0].label} fails": (False,)}
+    else:
+        return []
+    sides = [{score.query_id: score for score in e.scores.get("greedy", [])} for e in pair]
+    shared = [query for query in sides[0] if all(query in side for side in sides)]
+    result = []
+    for title, outcome in wanted.items():
+        fitting = [query for query in shared if tuple(side[query].success for side in sides) == outcome]
+        delivered = [query for query in fitting if sides[-1][query].delivered]
+        shown = pair if len(set(outcome)) > 1 else pair[-1:]
+        if fitting:
+            query = (delivered or fitting)[0]
+            result.append(Example(title, [_talk(e, query) for e in reversed(shown)]))
+    return result
+
+
+def _talk(evaluation: Evaluation, query: str) -> Talk:
+    path = evaluation.greedy
+    line, row = next((line, row) for line, row in read_lines(path) if row["query_id"] == query)
+    trajectory = parse(Trajectory, row, f"{path}:{line}")
+    score = trajectory.score
+    rules = {**score.commonsense, **score.hard} if score else {}
+    verdicts = [(r, _rule(r), holds, score.reasons.get(r, "") if score else "") for r, holds in rules.items()]
+    turns = [(_parts(turn.completion.text), turn) for turn in trajectory.turns]
+    plan = read_plan(trajectory.answer).days if trajectory.answer is not None else None
+    return Talk(evaluation.label, trajectory, turns, plan, verdicts)
+
+
+def _parts(text: str) -> list[tuple[str, str]]:
+    """What a model wrote as (kind, text): think, tool_call, answer, and "text" for all that is in no tag."""
+    found, end = [], 0
+    for match in PARTS.finditer(text):
+        found += [("text", text[end : match.start()]), (match[1], match[2])]
+        end = match.end()
+    return [(kind, body.strip()) for kind, body in [*found, ("text", text[end:])] if body.strip()]
