@@ -72,6 +72,7 @@ def _without_thought(text: str) -> str | None:
 def _call(inner: str) -> ToolCall | Malformed:
     try:
         value = json.loads(inner)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # NaN and half characters cannot be written again
     except (ValueError, RecursionError) as error:
         return Malformed("bad_json", f"The tool call is not valid JSON: {error}.")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):

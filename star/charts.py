@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-WIDTH, HEIGHT = 440.0, 240.0
+WIDTH, HEIGHT = 400.0, 250.0
 """Size of a line chart in units of its view box; a chart of bars is as high as its bars need."""
-LEFT, RIGHT, TOP, BOTTOM = 48.0, 14.0, 18.0, 42.0
+LEFT, RIGHT, TOP, BOTTOM = 48.0, 14.0, 28.0, 42.0
 """Margins of a line chart."""
 DOTTED = 40
 """A line of at most this many points shows them as dots."""
-BAR, GAP, LABEL = 11.0, 10.0, 17.0
+BAR, GAP, LABEL = 13.0, 10.0, 18.0
 """Height of a bar, the space after a group of bars, and the height of a group's label."""
 BARS_LEFT, BARS_RIGHT = 6.0, 64.0
 """Margins of a chart of bars; its values stand in the right one."""

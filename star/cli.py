@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import logging
 import shlex
 import sys
@@ -37,8 +38,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Train small
 synth_app = typer.Typer(rich_markup_mode=None, help="Sample queries, and play them with a teacher.")
 app.add_typer(synth_app, name="synth")
 
-PARTS = ("delivery", "commonsense_micro", "commonsense_macro", "hard_micro", "hard_macro")
-"""Columns of the table of results, next to success."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -215,7 +214,7 @@ def report(
     if as_json:
         _print_json(figures)
     else:
-        _print_figures(figures)
+        _print_table(*plugins.load("star.report:table")(figures))
         print(f"\nreport: {page}")
     if show:
         webbrowser.open(page.resolve().as_uri())
@@ -306,18 +305,6 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     plugins.load("star.console:table")(sys.stdout, head, rows)
 
 
-def _print_figures(figures: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """The success table: one row a checkpoint and way of decoding."""
-    head = ["checkpoint", "decoding", "n", "success %", "95 %", *(name.replace("_", " ") for name in PARTS)]
-    rows = []
-    for checkpoint, passes in figures.items():
-        for decoding, row in passes.items():
-            low, high = (f"{100 * bound:.1f}" for bound in row["success_interval"])
-            parts = [f"{100 * row[name]:.1f}" for name in PARTS]
-            rows.append([checkpoint, decoding, str(row["n"]), f"{100 * row['success']:.1f}", f"{low}-{high}", *parts])
-    _print_table(head, rows)
-
-
 def _took(entry: Entry | None) -> str:
     return f"{entry.seconds:.1f}" if entry else ""
 
@@ -343,6 +330,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """The console script."""
+    # Threads that spin while they wait make training several times slower as soon as anything else runs on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(main())
 
 

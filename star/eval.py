@@ -43,7 +43,7 @@ def evaluate(recipe: Recipe, run: Run, command: list[str], checkpoint: str = "rl
         if recipe.eval.transfer:
             reports |= _transfer(player, queries, split)
         rows = [(name, row) for name, group in played.items() for row in group]
-        write_jsonl(work.make("predictions", "predictions.jsonl"), [{"pass": n, **plain(_prediction(r))} for n, r in rows])
+        write_jsonl(work.make("predictions", "predictions.jsonl"), [{"pass": n, **plain(player.prediction(r))} for n, r in rows])
         write_jsonl(work.make("scores", "scores.jsonl"), [{"pass": n, **plain(r.score)} for n, r in rows])
         write_json(work.make("report", "report.json"), reports)
         work.metrics.update({name: _headline(report) for name, report in reports.items()})
@@ -66,7 +66,7 @@ class _Player:
 
     def __init__(self, recipe: Recipe, run: Run, work: Work, stage: str, model: Any, renderer: Renderer) -> None:
         self._recipe, self._run, self._work, self._stage = recipe, run, work, stage
-        self._model, self._renderer = model, renderer
+        self._model, self._renderer, self._world = model, renderer, build_world(recipe)
 
     def play(self, name: str, queries: Sequence[Query], temperature: float, **world: Any) -> list[Trajectory]:
         """Every query once. `world` changes settings of the world that answers and judges."""
@@ -81,6 +81,9 @@ class _Player:
         journal = self._work.directory / f"journal-{name}.jsonl"
         label = f"{self._stage} {name}"
         return play(rollout, groups, journal, settings.batch, lambda done, total: self._run.progress(label, done, total))
+
+    def prediction(self, row: Trajectory) -> Prediction:
+        return Prediction(row.query_id, row.id, row.answer, self._world.plan(row.answer), row.stop)
 
     def report(self, queries: Sequence[Query], played: Sequence[Trajectory], split: str) -> Report:
         scores = [row.score for row in played if row.score is not None]
@@ -103,10 +106,6 @@ def _transfer(player: _Player, queries: Sequence[Query], split: str) -> dict[str
     foreign = player.play("other-world", other, 0.0, seed=seed)
     blind = player.play("no-tools", queries, 0.0, tools_off=True)
     return {"other-world": player.report(other, foreign, split), "no-tools": player.report(queries, blind, split)}
-
-
-def _prediction(row: Trajectory) -> Prediction:
-    return Prediction(row.query_id, row.id, row.answer, None, row.stop)
 
 
 def _headline(report: Report) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def _read(journal: Path) -> dict[str, Trajectory]:
     if not journal.exists():
         return {}
     whole = journal.read_bytes().rpartition(b"\n")[0]
-    rows = (json.loads(line) for line in whole.decode("utf-8").splitlines() if line)
+    rows = (json.loads(line) for line in whole.split(b"\n") if line)
     found = (parse(Trajectory, row, str(journal)) for row in rows)
     return {row.id: row for row in found}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from star.types import Completion, Message, Query, Score, Stop, ToolCall, Turn
+from star.types import Completion, Message, Mode, Query, Score, Stop, ToolCall, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,11 @@ class World(Protocol):
     def open(self, query: Query, key: str) -> Env:
         """Start an episode; `key` names it for injected faults."""
 
-    def score(self, query: Query, answer: str | None) -> Score: ...
+    def score(self, query: Query, answer: str | None, mode: Mode = "strict") -> Score:
+        """The judge's verdict on an answer, which may be None or garbage; never raises."""
+
+    def plan(self, answer: str | None) -> list[dict[str, Any]] | None:
+        """The answer as the judge reads it, None if it cannot be read."""
 
     def expert(self, query: Query) -> Expert: ...
 

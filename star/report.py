@@ -23,7 +23,7 @@ from star.records import parse, plain, read_json, read_lines, write_json, write_
 from star.types import Rate, Report, Score, Trajectory, Turn
 from star.worlds.travel.plan import FIELDS, read_plan
 
-METRICS = ("delivery", "commonsense_micro", "commonsense_macro", "hard_micro", "hard_macro", "success")
+METRICS = ("success", "delivery", "commonsense_micro", "commonsense_macro", "hard_micro", "hard_macro")
 PLAYED = ("greedy", "sampled")
 """The passes that every evaluation has."""
 TRANSFER = ("other-world", "no-tools")
@@ -121,8 +121,9 @@ def figures(run: Run) -> dict[str, Any]:
 
 def table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Figures as the head and rows of a table for a terminal; all rates in percent."""
-    parts = [name for name in METRICS if name != "success"]
-    head = ["checkpoint", "decoding", "n", "success %", "95 %", *(name.replace("_", " ") for name in parts)]
+    parts = METRICS[1:]
+    names = (name.replace("_", " ").replace("commonsense", "cs") for name in parts)
+    head = ["checkpoint", "decoding", "n", "success %", "95 %", *names]
     rows = []
     for checkpoint, passes in figures.items():
         for name, row in passes.items() if checkpoint != "paired" else ():
@@ -197,7 +198,7 @@ def _page(run: Run, found: Mapping[str, Evaluation], numbers: Mapping[str, Any])
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(percent=_percent, interval=_interval, clip=_clip, rule=_rule, points=_points)
+    environment.filters.update(percent=_percent, interval=_interval, clip=_clip, words=_words, points=_points)
     html = environment.get_template("report.html.j2").render(
         name=run.directory.resolve().name,
         settings=settings,
@@ -236,6 +237,16 @@ def _interval(bounds: Sequence[float]) -> str:
     return f"[{low}, {high}]"
 
 
+def _words(value: Any) -> str:
+    """A plugin's settings as words: "travel (days 3 5, size cities 8 hotels 4)"."""
+    if isinstance(value, dict):
+        rest = [f"{key} {_words(item)}" for key, item in value.items() if key != "name"]
+        if "name" not in value:
+            return " ".join(rest)
+        return f"{value['name']} ({', '.join(rest)})" if rest else str(value["name"])
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _clip(text: str) -> str:
     return text if len(text) <= CLIP else f"{text[:CLIP]} … ({len(text) - CLIP} more characters)"
 
@@ -251,7 +262,7 @@ def _results(found: Mapping[str, Evaluation]) -> charts.BarChart | None:
         rows = [(e, e.reports[name].metrics["success"]) for e in found.values() if name in e.reports]
         bars = [Bar(e.label, e.style, r.value, f"{r.passed}/{r.n}", r.low, r.high) for e, r in rows]
         groups.append(Bars(name, bars))
-    return charts.bar_chart("Success", "queries whose plan satisfies every constraint (%), 95 % interval", groups)
+    return charts.bar_chart("Success", "success (%) with its 95 % interval", groups)
 
 
 def _outcomes(found: Mapping[str, Evaluation], name: str) -> dict[str, int] | None:
@@ -299,8 +310,7 @@ def _versions(entries: Mapping[str, Entry]) -> dict[str, list[str]]:
 def _failures(found: Mapping[str, Evaluation]) -> list[charts.BarChart]:
     """How often each constraint fails in the greedy pass, among the delivered plans to which it applies."""
     scores = {name: e.scores.get("greedy", []) for name, e in found.items() if e.scores.get("greedy")}
-    missing = [_bar(found[name], [not score.delivered for score in rows]) for name, rows in scores.items()]
-    result = [charts.bar_chart("No plan handed in", "share of the queries (%)", [Bars("no readable plan", missing)])]
+    result = []
     for part, title in (("commonsense", "Commonsense constraints that fail"), ("hard", "Hard constraints that fail")):
         rules = dict.fromkeys(rule for rows in scores.values() for score in rows for rule in getattr(score, part))
         groups = []
@@ -309,6 +319,8 @@ def _failures(found: Mapping[str, Evaluation]) -> list[charts.BarChart]:
             bars = [_bar(found[n], [v is False for v in row if v is not None]) for n, row in verdicts.items()]
             groups.append(Bars(_rule(rule), bars))
         result.append(charts.bar_chart(title, "share of the delivered plans it applies to (%)", groups))
+    missing = [_bar(found[name], [not score.delivered for score in rows]) for name, rows in scores.items()]
+    result.append(charts.bar_chart("No plan handed in", "share of the queries (%)", [Bars("no readable plan", missing)]))
     return [chart for chart in result if chart]
 
 
@@ -329,6 +341,7 @@ def _examples(found: Mapping[str, Evaluation]) -> list[Example]:
     """One query of each outcome: SFT against RL, or the last checkpoint alone if only one was evaluated."""
     pair = [found[name] for name in ("sft", "rl") if name in found]
     alone = [found[name] for name in reversed(CHECKPOINTS) if name in found] or list(found.values())
+    wanted: dict[str, tuple[bool, ...]]
     if len(pair) == 2:
         wanted = {
             "RL succeeds where SFT failed": (False, True),

@@ -75,14 +75,13 @@ class Rollout:
     batch: int = 128
     """Rollouts in flight; a group larger than this enters alone."""
     progress: Callable[[int], None] = lambda _: None
-    """Called with the number of trajectories that have ended."""
+    """Called with the number of groups that have ended."""
 
     def run(self, groups: Sequence[Group]) -> list[list[Trajectory]]:
         """Trajectories of each group, in order of their ids. Every rollout that was begun is in the result."""
         waiting = list(reversed(groups))
         parties: list[_Party] = []
         done: dict[str, list[Trajectory]] = {}
-        ended = 0
         while waiting or parties:
             while waiting and (not parties or self._flying(parties) + waiting[-1].size <= self.batch):
                 parties.append(self._enter(waiting.pop()))
@@ -94,8 +93,7 @@ class Rollout:
                 parties.remove(party)
                 order = sorted(party.ended, key=lambda t: int(t.id.rsplit("/", 1)[1]))
                 done[party.group.key] = order
-                ended += len(order)
-                self.progress(ended)
+                self.progress(len(done))
         return [done[group.key] for group in groups]
 
     @staticmethod

@@ -175,7 +175,5 @@ def long_facts() -> dict[str, Any]:
 def long_plan(database: Database) -> list[dict[str, Any]]:
     """A plan for `long_facts` that passes in every mode."""
     legs = [("Springfield", "Wichita", 1), ("Wichita", "Salina", 3), ("Salina", "Springfield", 5)]
-    first, second, third = (
-        _travel(day, start, end, flight(database, start, end, day), day == 5) for start, end, day in legs
-    )
+    first, second, third = (_travel(day, start, end, flight(database, start, end, day), day == 5) for start, end, day in legs)
     return [first, _stay(2, "Wichita"), second, _stay(4, "Salina"), third]

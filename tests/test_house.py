@@ -29,7 +29,7 @@ LAYERS = [
     {"tools", "rewards", "metrics", "worlds", "policies", "algorithms"},
     {"rollout", "journal"},
     {"train"},
-    {"pipeline", "synth", "sft", "rl", "eval", "report", "score", "console"},
+    {"pipeline", "synth", "sft", "rl", "eval", "report", "charts", "score", "console"},
     {"cli"},
     {"__main__"},
 ]
@@ -37,7 +37,7 @@ LAYERS = [
 
 APART = {"worlds", "policies", "algorithms"}
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm", "openai", "pandas"}
-TORCH_PLACES = re.compile(r"train/|policies/(hf|vllm)\.py")
+TORCH_PLACES = re.compile(r"train/|policies/(hf|attention|vllm)\.py")
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 
 

@@ -20,6 +20,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
+from star.policies.attention import decoding
 from star.protocols import Conversation
 from star.recipe import Limits
 from star.types import Completion, Finish
@@ -76,6 +77,10 @@ class _Shelf:
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
 
+    @classmethod
+    def of(cls, cache: Cache) -> _Shelf:
+        return cls([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers])
+
 
 @dataclass(slots=True)
 class _Place:
@@ -109,6 +114,10 @@ class _Row:
     ids: list[int]
     draw: random.Random
     limit: int
+    place: _Place | None = None
+    """The cache to continue from."""
+    covered: int = 0
+    """How many ids that cache holds."""
     columns: list[int] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -119,6 +128,10 @@ class _Row:
     def read(self) -> list[int]:
         """All ids so far: what the model was given and what it has said since."""
         return self.ids + self.sampled
+
+    @property
+    def unread(self) -> int:
+        return len(self.ids) + len(self.sampled) - self.covered
 
 
 @dataclass
@@ -132,7 +145,7 @@ class HFPolicy:
     top_p: float = 1.0
     seed: int = 0
     name: str = "hf"
-    patience: float = 0.25
+    patience: float = 0.5
     """A call returns once at most this share of its rows is unfinished; 0 waits for all of them."""
     _places: dict[str, _Place] = field(default_factory=dict, init=False)
     _talking: dict[str, _Row] = field(default_factory=dict, init=False)
@@ -153,7 +166,8 @@ class HFPolicy:
             rows = [self._talking.get(c.id) or self._row(c) for c in conversations]
             open_rows = [(row, c) for row, c in zip(rows, conversations, strict=True) if row.finish is None]
             if open_rows:
-                self._turn([row for row, _ in open_rows], [c for _, c in open_rows])
+                with decoding(self.model):
+                    self._turn([row for row, _ in open_rows], [c for _, c in open_rows])
         finally:
             self.model.train(training)
         self._talking = {row.id: row for row in rows if row.finish is None}
@@ -171,15 +185,15 @@ class HFPolicy:
 
     def _turn(self, rows: list[_Row], conversations: list[Conversation]) -> None:
         """Sample one turn of every row."""
-        cache, mask, block, positions = self._resume(rows, conversations)
+        for row, conversation in zip(rows, conversations, strict=True):
+            row.place, row.covered = self._source(row, conversation)
+        for bucket in self._buckets(rows):
+            self._read(bucket)
+        cache, mask, block, positions = self._resume(rows)
         places: dict[str, _Place] = {}
         active = rows
         while active:
-            output = self.model(
-                input_ids=block, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
-                logits_to_keep=1,
-            )  # fmt: skip
-            self._draw(active, output.logits[:, -1].float())
+            self._draw(active, self._forward(cache, mask, block, positions))
             keep = [index for index, row in enumerate(active) if row.finish is None]
             leave = len(keep) <= self.patience * len(rows)
             if leave or (self._plain and len(keep) <= len(active) // 2):
@@ -190,24 +204,50 @@ class HFPolicy:
                 block, positions, mask = self._next(active, mask)
         self._places = places
 
-    def _resume(
-        self, rows: list[_Row], conversations: list[Conversation]
-    ) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Bring what is cached of each row into one left-padded cache, and the rest into one left-padded block of ids."""
+    def _buckets(self, rows: list[_Row]) -> list[list[_Row]]:
+        """Rows with more than one id to read, in groups of similar length, so that little padding is read with them."""
+        waiting = sorted((row for row in rows if self._plain and row.unread > 1), key=lambda row: row.unread)
+        buckets: list[list[_Row]] = []
+        for row in waiting:
+            if not buckets or row.unread > 1.25 * buckets[-1][0].unread + 4:
+                buckets.append([])
+            buckets[-1].append(row)
+        return buckets
+
+    def _read(self, rows: list[_Row]) -> None:
+        """Read all ids of these rows but the last one into the cache."""
+        cache, mask, block, positions = self._resume(rows, ahead=1)
+        self._forward(cache, mask, block, positions)
+        shelf = _Shelf.of(cache)
+        for index, row in enumerate(rows):
+            row.covered = len(row.read) - 1
+            row.place = _Place(shelf, index, row.read[:-1], row.columns)
+
+    def _forward(self, cache: Cache, mask: torch.Tensor, block: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Logits of the last position (rows, vocabulary), float32."""
+        output = self.model(
+            input_ids=block, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=1
+        )
+        return output.logits[:, -1].float()
+
+    def _resume(self, rows: list[_Row], ahead: int = 0) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Bring what is cached of each row into one left-padded cache, and the rest into one left-padded block of ids.
+
+        The last `ahead` ids of each row are left for later.
+        """
         device = self.model.device
-        sources = [self._source(row, c) for row, c in zip(rows, conversations, strict=True)]
-        shared = max(count for _, count in sources)
-        cache = self._gather(sources, shared) if shared else self._empty()
-        width = max(len(row.read) - count for row, (_, count) in zip(rows, sources, strict=True))
+        shared = max(row.covered for row in rows)
+        cache = self._gather([(row.place, row.covered) for row in rows], shared) if shared else self._empty()
+        width = max(row.unread for row in rows) - ahead
         pad = self.renderer.end
         ids, positions, mask = [], [], []
-        for row, (_, count) in zip(rows, sources, strict=True):
-            new = len(row.read) - count
-            gap = width - new
-            ids.append([pad] * gap + row.read[count:])
-            positions.append([0] * gap + list(range(count, len(row.read))))
-            mask.append([0] * (shared - count) + [1] * count + [0] * gap + [1] * new)
-            row.columns = [*range(shared - count, shared), *range(shared + gap, shared + width)]
+        for row in rows:
+            new = row.read[row.covered : len(row.read) - ahead]
+            gap = width - len(new)
+            ids.append([pad] * gap + new)
+            positions.append([0] * gap + list(range(row.covered, row.covered + len(new))))
+            mask.append([0] * (shared - row.covered) + [1] * row.covered + [0] * gap + [1] * len(new))
+            row.columns = [*range(shared - row.covered, shared), *range(shared + gap, shared + width)]
         masks, block, places = (torch.tensor(part, device=device) for part in (mask, ids, positions))
         return cache, masks, block, places
 
@@ -292,7 +332,7 @@ class HFPolicy:
         """Keep the cache of the rows that have just finished, or of every row, for the next call."""
         if not self._plain:
             return
-        shelf = _Shelf([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers])
+        shelf = _Shelf.of(cache)
         for index, row in enumerate(active):
             if every or row.finish is not None:
                 ids = row.read[: len(row.columns)]

@@ -70,9 +70,10 @@ class Keep(TrainerCallback):
         self.trainer: StarGRPOTrainer | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget the steps that a resumed run does again."""
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < state.global_step]
+        """Forget the steps that a resumed run does again, and a line that was cut off."""
+        whole = self._path.read_bytes().rpartition(b"\n")[0] if self._path.exists() else b""
+        lines = [line for line in whole.decode("utf-8").split("\n") if line]
+        kept = [line for line in lines if json.loads(line)["step"] < state.global_step]
         write_text(self._path, "".join(line + "\n" for line in kept))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -52,9 +52,7 @@ def differences(score: Score, verdicts: Mapping[str, Any], row: Row) -> list[str
         for name, cell in theirs.items()
         if mine[name] is not expected(name, cell, row)
     ]
-    found += [
-        f"{row['id']} {name}: no reason" for name, cell in mine.items() if cell is False and name not in score.reasons
-    ]
+    found += [f"{row['id']} {name}: no reason" for name, cell in mine.items() if cell is False and name not in score.reasons]
     if score.total_cost != verdicts["total_cost"]:
         found.append(f"{row['id']} {row['mutations']} cost: {score.total_cost}, reference {verdicts['total_cost']}")
     if score.success is not bool(verdicts["success"]):
@@ -76,9 +74,7 @@ def test_every_verdict(mode: Mode, name: str, tables: Database, rows: list[Row])
 
 
 def test_official_accepts_every_human_plan(tables: Database, train: list[Row]) -> None:
-    queries = {
-        str(row["idx"]): Query(str(row["idx"]), row["query"], row, row["level"], row["days"], "train") for row in train
-    }
+    queries = {str(row["idx"]): Query(str(row["idx"]), row["query"], row, row["level"], row["days"], "train") for row in train}
     scores = [judge(row, row["plan"], tables, "official", str(row["idx"])) for row in train]
     metrics = report(scores, queries, run="human", split="train", mode="official").metrics
     assert {name: (rate.value, rate.n) for name, rate in metrics.items()} == {

@@ -110,9 +110,7 @@ def test_a_stay_counts_consecutive_nights_only(database: Database, plan: Plan, f
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
-def test_house_rules(
-    mode: Mode, wish: str, hotel: str, passes: bool, database: Database, plan: Plan, facts: Facts
-) -> None:
+def test_house_rules(mode: Mode, wish: str, hotel: str, passes: bool, database: Database, plan: Plan, facts: Facts) -> None:
     for day in plan[:2]:
         day["accommodation"] = f"{hotel}, Wichita"
     facts["local_constraint"]["house rule"] = wish
@@ -213,9 +211,7 @@ rewritings = st.lists(
     min_size=35,
     max_size=35,
 )
-quick = settings(
-    max_examples=300, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+quick = settings(max_examples=300, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def rewrite(plan: Plan, styles: list[tuple[int, str, str, bool]]) -> Plan:
@@ -232,9 +228,7 @@ def rewrite(plan: Plan, styles: list[tuple[int, str, str, bool]]) -> Plan:
 
 @quick
 @given(styles=rewritings, data=st.data())
-def test_writing_is_not_meaning(
-    database: Database, styles: list[tuple[int, str, str, bool]], data: st.DataObject
-) -> None:
+def test_writing_is_not_meaning(database: Database, styles: list[tuple[int, str, str, bool]], data: st.DataObject) -> None:
     plan, facts = data.draw(st.sampled_from(_cases(database)))
     score = judge(facts, rewrite(plan, styles), database)
     assert score.success, score.reasons

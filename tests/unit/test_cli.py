@@ -77,14 +77,18 @@ def rooms(monkeypatch: pytest.MonkeyPatch) -> None:
         "star.sft": {"sft": fake_room("sft")},
         "star.rl": {"rl": fake_room("rl")},
         "star.eval": {"evaluate": fake_room("eval")},
-        "star.report": {"report": fake_room("report"), "figures": lambda run: FIGURES},
+        "star.report": {
+            "report": fake_room("report"),
+            "figures": lambda run: FIGURES,
+            "table": lambda figures: (["checkpoint"], [[name] for name in figures]),
+        },
     }.items():
         module = ModuleType(name)
         module.__dict__.update(functions)
         monkeypatch.setitem(sys.modules, name, module)
 
 
-ROW = {"n": 4, "success": 0.5, "success_interval": [0.2, 0.8], **dict.fromkeys(cli.PARTS, 1.0)}
+ROW = {"n": 4, "success": 0.5, "success_interval": [0.2, 0.8], "delivery": 1.0}
 FIGURES = {"base": {"greedy": ROW, "sampled": ROW}}
 
 

@@ -363,8 +363,7 @@ def test_nothing_is_hidden_in_environment(run: Run) -> None:
 def test_fingerprints_depend_on_all_that_decides_the_outcome(run: Run) -> None:
     base = job("first", lr=1)
     prints = {
-        fingerprint(j, [])
-        for j in (base, replace(base, stage="x"), replace(base, config={"lr": 2}), replace(base, seed=1))
+        fingerprint(j, []) for j in (base, replace(base, stage="x"), replace(base, config={"lr": 2}), replace(base, seed=1))
     }
     assert len(prints) == 4
     assert fingerprint(base, []) == fingerprint(replace(base, command=["other"]), [])

@@ -67,9 +67,7 @@ def test_hard_constraints_of_an_incomplete_plan_earn_nothing() -> None:
 
 
 def test_an_undelivered_plan_keeps_its_denominators() -> None:
-    silent = score(
-        "a", failed=8, counts=False, delivered=False, valid_cost=False, valid_cuisine=False, valid_room_type=None
-    )
+    silent = score("a", failed=8, counts=False, delivered=False, valid_cost=False, valid_cuisine=False, valid_room_type=None)
     result = report([silent], {"a": query("a", cuisine=["x"])}, run="r", split="s", mode="strict")
     assert (result.metrics["hard_micro"].passed, result.metrics["hard_micro"].n) == (0, 2)
     assert result.metrics["commonsense_micro"].n == 8

@@ -61,6 +61,8 @@ MISSING = frozenset(
      "1.#IND", "1.#QNAN", "-1.#IND", "-1.#QNAN"]
 )  # fmt: skip
 """Cells that mean "no value" in the published files."""
+_LONGEST_CELL = 1 << 24
+"""Characters; the reference information of one query is longer than what csv reads by default."""
 
 
 def find(folder: Path, name: str, subfolder: str) -> Path | None:
@@ -95,6 +97,21 @@ def cells(path: Path, columns: tuple[str, ...], complete: bool) -> Iterator[tupl
                 raise DataError(what, "Restore the file; a quote or a line is probably broken")
             if not complete or MISSING.isdisjoint(row):
                 yield line, pick(row)
+
+
+def records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line number, column -> cell) of each row of a CSV file with a header."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file", "Check the path, or fetch it: star data fetch")
+    csv.field_size_limit(_LONGEST_CELL)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = _lines(path, csv.reader(file))
+        _, header = next(lines, (1, []))
+        for line, row in lines:
+            if len(row) != len(header):
+                what = f"{path}:{line}: {len(row)} cells where the header has {len(header)}"
+                raise DataError(what, "Restore the file; a quote or a line is probably broken")
+            yield line, dict(zip(header, row, strict=True))
 
 
 class _Reader(Protocol):

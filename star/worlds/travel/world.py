@@ -19,6 +19,7 @@ from star.worlds.travel.expert import expert
 from star.worlds.travel.facts import Trip
 from star.worlds.travel.generate import Size, generate
 from star.worlds.travel.phrasing import phrase
+from star.worlds.travel.plan import read_plan
 from star.worlds.travel.sampler import SPLITS, sample
 from star.worlds.travel.solver import solve
 from star.worlds.travel.tools import toolbox
@@ -84,6 +85,10 @@ class TravelWorld:
 
     def score(self, query: Query, answer: str | None, mode: Mode = "strict") -> Score:
         return judge(query.facts, answer, self.tables, mode, query.id)
+
+    def plan(self, answer: str | None) -> list[dict[str, Any]] | None:
+        days, _ = read_plan(answer)
+        return days and [dict(day) for day in days]
 
     def expert(self, query: Query) -> Expert:
         solution = solve(Trip.of(query.facts), self.tables)
