@@ -26,23 +26,24 @@ from typer.exceptions import TyperException
 from star import pipeline, plugins
 from star.errors import StarError, UsageError
 from star.manifest import Entry, Run
+from star.options import AsJson, Judging, spread
 from star.pipeline import Stage
-from star.plugins import unknown
 from star.recipe import SNAPSHOT, find, load
 from star.records import plain
-from star.types import MODES
+from star.worlds.travel.published import FOLDER
 
 log = logging.getLogger(__name__)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Train small models into tool-using agents.")
 synth_app = typer.Typer(rich_markup_mode=None, help="Sample queries, and play them with a teacher.")
 app.add_typer(synth_app, name="synth")
+data_app = typer.Typer(rich_markup_mode=None, help="Fetch, build and look at the data of TravelPlanner.")
+app.add_typer(data_app, name="data")
 
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/demo.")]
 
 
@@ -221,26 +222,56 @@ def report(
 
 
 @app.command()
-@with_common
-def score(
-    common: Common,
-    answers: Annotated[Path, typer.Argument(help="JSONL with query_id and answer: predictions or trajectories.")],
-    queries_file: Annotated[Path, typer.Option("--queries", help="JSONL of the queries they answer.")],
-    mode: Annotated[str | None, typer.Option(help=f"Judge mode: {', '.join(MODES)}.")] = None,
+@spread
+def score(wanted: Judging) -> None:
+    """Judge plans that lie in a file, or those of a finished run once more, by the official metrics."""
+    with plugins.load("star.console:listening")(sys.stderr) as progress:
+        result = plugins.load("star.score:score")(wanted, progress)
+    _show("star.score", result, wanted.as_json)
+
+
+@data_app.command()
+def fetch(
+    to: Annotated[Path, typer.Option(help="The data folder.")] = FOLDER,
+    only: Annotated[str | None, typer.Option(metavar="PART", help="database, queries or splits.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Judge answers that lie in a file, without a run."""
-    unused = [f"--{name}" for name, value in (("run", common.run), ("from", common.ancestor)) if value is not None]
-    if unused or common.dry_run:
-        raise UsageError(f"{', '.join(unused) or '--dry-run'}: has no effect on star score", "Leave it out")
-    if mode is not None and mode not in MODES:
-        raise unknown(f"--mode {mode}: unknown judge mode", mode, MODES)
-    recipe = load(find(common.recipe or "demo"), common.sets or [])
-    result = plugins.load("star.score:score")(recipe, answers, queries_file, mode or recipe.eval.mode)
-    if common.as_json:
-        _print_json(result)
-    else:
-        rows = [[name, f"{100 * r.value:.1f} %", f"{r.passed}/{r.n}"] for name, r in result.metrics.items()]
-        _print_table(["metric", "value", "passed"], rows)
+    """Bring the database, the query sets and the official splits from the Hugging Face Hub; goes on where it stopped."""
+    with plugins.load("star.console:listening")(sys.stderr) as progress:
+        result = plugins.load("star.fetch:fetch")(to, only, progress)
+    _show("star.fetch", result, as_json)
+
+
+@data_app.command()
+def build(
+    source: Annotated[Path | None, typer.Option("--from", help="A folder of CSV files, in either layout.")] = None,
+    target: Annotated[Path | None, typer.Option("--to", help="The store to write.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn the CSV files into one compact read-only store, whole or not at all."""
+    with plugins.load("star.console:listening")(sys.stderr) as progress:
+        result = plugins.load("star.data:build")(source, target, progress)
+    _show("star.data", result, as_json)
+
+
+@data_app.command()
+def info(
+    path: Annotated[Path | None, typer.Argument(help="A data folder, a folder of CSV files, a store or a split.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what data is there, and whether it is what was fetched."""
+    _show("star.data", plugins.load("star.data:info")(path), as_json)
+
+
+@data_app.command()
+def export(
+    plans: Annotated[Path, typer.Argument(metavar="PLANS", help="Answers to the queries of a split, as for star score.")],
+    queries_file: Annotated[Path, typer.Option("--queries", help="The split: test.csv, or its queries as JSONL.")],
+    target: Annotated[Path, typer.Option("--to", help="The file to hand in.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write answers as the file that TravelPlanner's leaderboard takes, which alone can score the test split."""
+    _show("star.score", plugins.load("star.score:export")(plans, queries_file, target), as_json)
 
 
 def walk(context: typer.Context, common: Common, names: Sequence[str], overrides: Sequence[str] = ()) -> None:

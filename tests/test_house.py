@@ -26,10 +26,11 @@ LAYERS = [
     {"types"},
     {"protocols", "actions"},
     {"plugins", "recipe", "artifacts", "provenance", "stage", "manifest"},
+    {"chat"},
     {"tools", "rewards", "metrics", "worlds", "policies", "algorithms"},
     {"rollout", "journal"},
     {"train"},
-    {"pipeline", "synth", "sft", "rl", "eval", "report", "charts", "score", "console"},
+    {"pipeline", "synth", "sft", "rl", "eval", "report", "charts", "score", "answers", "data", "fetch", "options", "console"},
     {"cli"},
     {"__main__"},
 ]

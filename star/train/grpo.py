@@ -6,6 +6,7 @@ into a limit leave the loss), the reward weights of the moment, and per-token ad
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -66,10 +67,10 @@ def component(name: str) -> Callable[..., list[float]]:
     return reward
 
 
-def config(setup: Setup, directory: Path, processes: int) -> GRPOConfig:
-    """The recipe in TRL's words. Groups stay whole on a process; a batch of rollouts is split into `updates` steps."""
+def config(setup: Setup, directory: Path) -> GRPOConfig:
+    """The recipe in TRL's words, for one process. A batch of rollouts is split into `updates` steps."""
     rl = setup.settings
-    micros = rl.queries * rl.group // (rl.micro_batch * processes)
+    micros = rl.queries * rl.group // rl.micro_batch
     steps = rl.steps or max(1, round(len(setup.queries) / rl.queries * rl.epochs)) * rl.updates
     return GRPOConfig(
         output_dir=str(directory),
@@ -111,9 +112,10 @@ class StarGRPOTrainer(GRPOTrainer):
         self._looked_at: torch.Tensor | None = None
         self.kept: list[dict[str, Any]] = []
         """Best and worst trajectory of each batch of rollouts since the last time they were taken."""
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is pinned by the version range
         super().__init__(
             model=model,
-            args=config(setup, directory, 1),
+            args=config(setup, directory),
             reward_funcs=[component(name) for name in COMPONENTS],
             train_dataset=Dataset.from_list([{"prompt": q.text, "query_id": q.id} for q in setup.queries]),
             processing_class=setup.renderer.tokenizer,

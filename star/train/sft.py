@@ -70,10 +70,10 @@ class StarSFTTrainer(SFTTrainer):
         return -logprobs.sum() / count
 
 
-def config(settings: Sft, directory: Path, seed: int, count: int, processes: int) -> SFTConfig:
-    """The recipe in TRL's words. `batch` conversations a step are split over processes and accumulation."""
+def config(settings: Sft, directory: Path, seed: int, count: int) -> SFTConfig:
+    """The recipe in TRL's words, for one process; `count` is the number of conversations."""
     micro = min(settings.micro_batch, settings.batch)
-    accumulate = max(1, settings.batch // (micro * processes))
+    accumulate = max(1, settings.batch // micro)
     steps = settings.steps or max(1, round(count / settings.batch * settings.epochs))
     decay = {"num_decay_steps": round(steps * settings.decay)} if settings.schedule == "warmup_stable_decay" else {}
     return SFTConfig(
@@ -113,7 +113,7 @@ def train(
     directory.mkdir(parents=True, exist_ok=True)
     trainer = StarSFTTrainer(
         model=model,
-        args=config(settings, directory, seed, len(data), 1),
+        args=config(settings, directory, seed, len(data)),
         train_dataset=Dataset.from_list(data),
         processing_class=renderer.tokenizer,
         callbacks=[_Progress(report)],

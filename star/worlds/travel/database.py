@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 from star.errors import DataError
 from star.worlds.travel import store
-from star.worlds.travel.csv_tables import read_flights, read_places
+from star.worlds.travel.csv_tables import FILES, find, read_flights, read_places
+from star.worlds.travel.published import STORE
 from star.worlds.travel.store import Store, build
 from star.worlds.travel.tables import Distance, Flight, Hotel, Restaurant, Sight, Tables
 from star.worlds.travel.text import city_key, name_key
@@ -78,9 +79,14 @@ class Database:
 
     @classmethod
     def open(cls, path: Path) -> Database:
-        """A store written by `build`, or a folder of the published CSV files in either layout."""
+        """A store written by `build`, a folder of the published CSV files in either layout, or a folder that holds
+        one of these, as `star data` leaves it."""
+        if path.is_dir() and (path / STORE).is_file():
+            return cls.open(path / STORE)
         if path.is_dir():
-            return cls._from_folder(path)
+            inner = path / "database"
+            known = any(find(path, *names) for names in FILES.values())
+            return cls._from_folder(inner if inner.is_dir() and not known else path)
         if not path.exists():
             raise DataError(f"{path}: no such file or folder", "Check the path of the travel database")
         if not store.is_store(path):

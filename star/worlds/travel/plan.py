@@ -125,15 +125,32 @@ def decode(answer: object) -> object:
     if not isinstance(answer, str):
         return answer
     text = answer.strip()[:_MAX_CHARACTERS]
-    try:
-        whole = json.loads(text)
-    except _FAILURES:
-        whole = None
+    whole = _json(text)
     if isinstance(whole, list | dict):
         return unwrap(whole)
     if isinstance(whole, str) and whole != answer:
         return decode(whole)
-    return _best(list(_values(text))) or _literal(text) or _days(read_itinerary(text, _field)) or None
+    return _embedded(text) or _days(read_itinerary(text, _field)) or None
+
+
+def typed(text: str) -> bool:
+    """Whether a text holds a plan as JSON or as a Python literal, and not only in words."""
+    whole = _json(text.strip()[:_MAX_CHARACTERS])
+    if isinstance(whole, str) and whole != text:
+        return typed(whole)
+    return bool(_days(whole) or _embedded(text.strip()[:_MAX_CHARACTERS]))
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except _FAILURES:
+        return None
+
+
+def _embedded(text: str) -> object:
+    """A plan written as JSON or as a Python literal amid other text."""
+    return _best(list(_values(text))) or _literal(text)
 
 
 def _best(values: list[object]) -> object:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from star.worlds.travel.csv_tables import FILES, STATES
 
+FOLDER = Path("data/travelplanner")
+"""The data folder, unless another is named."""
 STORE = "travel.sqlite"
 """Name of the built store in a data folder."""
 RECORD = "files.json"
@@ -29,7 +32,7 @@ class Source:
 SOURCES: dict[str, tuple[Source, ...]] = {
     "database": (
         Source("xxwu/Agent-STAR-TravelDatabase", "dataset", tuple(name for name, _ in FILES.values()), "database", "MIT"),
-        Source("osunlp/TravelPlannerLeaderboard", "space", (f"database/background/{STATES[0]}",), "database", "MIT"),
+        Source("osunlp/TravelPlannerLeaderboard", "space", (f"database/background/{STATES[0]}",), "database", "see its page"),
     ),
     "queries": (
         Source(
@@ -38,7 +41,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
             ("TravelPlanner_Val180.jsonl", "TravelTotal_17K.jsonl", "Travel_Mixed_1K_RL.jsonl", "Travel_Easy_1K.jsonl",
              "Travel_Medium_1K.jsonl", "Travel_Hard_1K.jsonl"),
             "queries",
-            "see the page of the data set",
+            "see its page",
         ),
     ),
     "splits": (

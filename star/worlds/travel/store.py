@@ -136,6 +136,11 @@ class Store:
         kind, _, select = _ROWS[name]
         return tuple(kind(*row) for row in self._connection.execute(select))
 
+    def counts(self) -> dict[str, int]:
+        """Rows of each table."""
+        names = ("flights", *_ROWS, "states")
+        return {name: self._connection.execute(f"select count(*) from {name}").fetchone()[0] for name in names}  # noqa: S608
+
     def states(self) -> dict[str, str]:
         return dict(self._connection.execute("select city, state from states order by rowid"))
 

@@ -1,0 +1,55 @@
+"""Options of commands that have many, as records: the command line spreads a record into options and hands it on whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """Which plans to judge, by what, and where the verdicts go."""
+
+    plans: Annotated[Path, typer.Argument(metavar="PLANS", help="JSONL of plans, predictions or a submission; or a run.")]
+    mode: Annotated[
+        str | None, typer.Option(help="strict, official, agent-star or all; default: the recipe's, else strict.")
+    ] = None
+    database: Annotated[
+        Path | None, typer.Option(help="A built store or a folder of CSV files; default: the run's, else the fetched one.")
+    ] = None
+    queries: Annotated[Path | None, typer.Option(help="The queries that were asked: JSONL, or CSV of a split.")] = None
+    out: Annotated[Path | None, typer.Option(help="Write a verdict a plan there, as JSONL.")] = None
+    formatter_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that puts free text into typed plans.")
+    ] = None
+    formatter_model: Annotated[str | None, typer.Option(metavar="MODEL", help="Model that does it.")] = None
+    recipe: Annotated[str | None, typer.Option("--recipe", "-r", help="Recipe whose world judges.")] = None
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of it.")] = None
+    as_json: AsJson = False
+
+
+def spread(function: Callable[..., None]) -> Callable[..., None]:
+    """A command in which each parameter that is a record of options stands for the options themselves."""
+    own = inspect.signature(function, eval_str=True)
+    records = {name: p.annotation for name, p in own.parameters.items() if dataclasses.is_dataclass(p.annotation)}
+    inner = {name: inspect.signature(record, eval_str=True).parameters for name, record in records.items()}
+
+    def command(**options: Any) -> None:
+        for name, record in records.items():
+            options[name] = record(**{key: options.pop(key) for key in inner[name]})  # type: ignore[operator]
+        function(**options)
+
+    flat = [p for name, parameter in own.parameters.items() for p in (inner[name].values() if name in inner else [parameter])]
+    flat = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in flat]
+    command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in flat}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
