@@ -124,7 +124,8 @@ class _Reader:
             return Answer(name, query_of(f"line {number}", text, facts, self._path.stem), row["plan"], True)
         if "answer" in row and isinstance(row.get("query_id"), str):
             query = self._find(self._by_id, row["query_id"], where)
-            return Answer(row.get("trajectory_id", row.get("id", row["query_id"])), query, row["answer"])
+            own = next((row[key] for key in ("trajectory_id", "id") if isinstance(row.get(key), str)), query.id)
+            return Answer(own, query, row["answer"])
         if "plan" in row and isinstance(row.get("query"), str):
             return Answer(name, self._find(self._by_text, row["query"], where), row["plan"])
         raise DataError(f"{where}: not a row of an answer (it has {', '.join(map(str, row)) or 'no field'})", _SHAPES)

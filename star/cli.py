@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import os
 import logging
+import os
 import shlex
 import sys
 import webbrowser
@@ -227,7 +227,7 @@ def score(wanted: Judging) -> None:
     """Judge plans that lie in a file, or those of a finished run once more, by the official metrics."""
     with plugins.load("star.console:listening")(sys.stderr) as progress:
         result = plugins.load("star.score:score")(wanted, progress)
-    _show("star.score", result, wanted.as_json)
+    _show("star.score:tables", result, wanted.as_json)
 
 
 @data_app.command()
@@ -239,7 +239,7 @@ def fetch(
     """Bring the database, the query sets and the official splits from the Hugging Face Hub; goes on where it stopped."""
     with plugins.load("star.console:listening")(sys.stderr) as progress:
         result = plugins.load("star.fetch:fetch")(to, only, progress)
-    _show("star.fetch", result, as_json)
+    _show("star.fetch:tables", result, as_json)
 
 
 @data_app.command()
@@ -251,7 +251,7 @@ def build(
     """Turn the CSV files into one compact read-only store, whole or not at all."""
     with plugins.load("star.console:listening")(sys.stderr) as progress:
         result = plugins.load("star.data:build")(source, target, progress)
-    _show("star.data", result, as_json)
+    _show("star.data:tables", result, as_json)
 
 
 @data_app.command()
@@ -260,7 +260,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Say what data is there, and whether it is what was fetched."""
-    _show("star.data", plugins.load("star.data:info")(path), as_json)
+    _show("star.data:tables", plugins.load("star.data:info")(path), as_json)
 
 
 @data_app.command()
@@ -271,7 +271,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write answers as the file that TravelPlanner's leaderboard takes, which alone can score the test split."""
-    _show("star.score", plugins.load("star.score:export")(plans, queries_file, target), as_json)
+    _show("star.score:exported", plugins.load("star.score:export")(plans, queries_file, target), as_json)
 
 
 def walk(context: typer.Context, common: Common, names: Sequence[str], overrides: Sequence[str] = ()) -> None:
@@ -285,6 +285,8 @@ def enter(context: typer.Context, common: Common, run: Run, stages: Sequence[Sta
     if common.dry_run:
         _print_plans(common, run, stages)
         return
+    if run.ancestor is not None:
+        run.share(pipeline.jobs(run))
     _warn_of_stale(run, stages)
     console = plugins.load("star.console:listening")
     entries: list[Entry] = []
@@ -338,6 +340,17 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _took(entry: Entry | None) -> str:
     return f"{entry.seconds:.1f}" if entry else ""
+
+
+def _show(tables: str, result: Any, as_json: bool) -> None:
+    """The result of a room: as JSON, or as the tables that `tables` makes of it."""
+    if as_json:
+        _print_json(result)
+        return
+    for title, head, rows in plugins.load(tables)(result):
+        print(title)
+        if rows:
+            _print_table(head, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,6 +16,8 @@ from star.progress import Progress
 
 INTERVAL = 5.0
 """Seconds between two plain lines about the same work."""
+UNLIMITED = 10_000
+"""Characters of a line that no terminal cuts."""
 
 
 class Lines:
@@ -70,4 +72,5 @@ def table(stream: TextIO, head: Sequence[str], rows: Sequence[Sequence[str]]) ->
     grid = Table(*head, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         grid.add_row(*row)
-    Console(file=stream, markup=False, soft_wrap=not stream.isatty()).print(grid)
+    width = None if stream.isatty() else UNLIMITED
+    Console(file=stream, markup=False, width=width, soft_wrap=not stream.isatty()).print(grid)

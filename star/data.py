@@ -47,7 +47,7 @@ def build(source: Path | None = None, target: Path | None = None, progress: Prog
     places = read_places(source)
     store.write(places, _counted(read_flights(source), locate(source, "flights"), Patient(progress)), target)
     seconds = round(time.monotonic() - started, 1)
-    return {"store": str(target), "bytes": target.stat().st_size, "seconds": seconds, "rows": store.Store(target).counts()}
+    return {"path": str(source), "store": _store(target), "seconds": seconds}
 
 
 def _want_whole(source: Path) -> None:
@@ -109,6 +109,7 @@ def info(path: Path | None = None) -> dict[str, Any]:
     }
     tables = {name: find(path, *names) for name, names in FILES.items()}
     if any(tables.values()):
+        del found["files"]
         found["tables"] = {name: _state(table, None) if table else {"state": "missing"} for name, table in tables.items()}
     found["splits"] = {
         name: _queries(path / "splits" / f"{name}.csv") for name in SPLITS if (path / "splits" / f"{name}.csv").is_file()
@@ -142,10 +143,12 @@ def _queries(path: Path) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """`info` as tables: title, head, rows."""
+    """What `build` or `info` found, as tables: title, head, rows."""
     if "store" in found:
         rows = [[name, f"{count:,}"] for name, count in found["store"]["rows"].items()]
         yield f"store {found['store']['file']}, {found['store']['bytes'] / 1e6:,.1f} MB", ["table", "rows"], rows
+    if "seconds" in found:
+        yield f"built in {found['seconds']} s", [], []
     for part in ("files", "tables"):
         rows = [[name, s["state"], f"{s.get('bytes', 0):,}", s.get("sha256", "")[:12]] for name, s in found.get(part, {}).items()]
         if rows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 from huggingface_hub import HfApi, constants, errors, get_token, hf_hub_url
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from star.data import read_record
 from star.errors import DataError, UsageError
@@ -62,11 +62,13 @@ def fetch(to: Path, only: str | None = None, progress: Progress = silent) -> dic
         _want_local(to, sources)
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     api = HfApi(endpoint=endpoint.rstrip("/"), token=get_token())
-    patient, brought, kept = Patient(progress), [], []
-    for source in sources:
-        for remote in _listed(api, source):
-            (brought if _bring(api, remote, to, patient) else kept).append(remote.place)
-    return {"folder": str(to), "fetched": brought, "kept": kept}
+    patient = Patient(progress)
+    done = [(remote.place, _bring(api, remote, to, patient)) for source in sources for remote in _listed(api, source)]
+    return {
+        "folder": str(to),
+        "fetched": [place for place, fresh in done if fresh],
+        "kept": [place for place, fresh in done if not fresh],
+    }
 
 
 def _want_local(to: Path, sources: list[Source]) -> NoReturn:
@@ -195,3 +197,9 @@ def _note(to: Path, remote: Remote, path: Path) -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         record[remote.place] = {**entry, "licence": remote.source.licence, "fetched": now}
         write_json(to / RECORD, {"files": dict(sorted(record.items()))})
+
+
+def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """What `fetch` did, as a table."""
+    rows = [[place, state] for state in ("fetched", "kept") for place in result[state]]
+    yield f"{result['folder']}: {len(result['fetched'])} files fetched, {len(result['kept'])} already there", ["file", ""], rows

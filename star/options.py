@@ -39,12 +39,12 @@ class Judging:
 def spread(function: Callable[..., None]) -> Callable[..., None]:
     """A command in which each parameter that is a record of options stands for the options themselves."""
     own = inspect.signature(function, eval_str=True)
-    records = {name: p.annotation for name, p in own.parameters.items() if dataclasses.is_dataclass(p.annotation)}
+    records: dict[str, Any] = {n: p.annotation for n, p in own.parameters.items() if dataclasses.is_dataclass(p.annotation)}
     inner = {name: inspect.signature(record, eval_str=True).parameters for name, record in records.items()}
 
     def command(**options: Any) -> None:
         for name, record in records.items():
-            options[name] = record(**{key: options.pop(key) for key in inner[name]})  # type: ignore[operator]
+            options[name] = record(**{key: options.pop(key) for key in inner[name]})
         function(**options)
 
     flat = [p for name, parameter in own.parameters.items() for p in (inner[name].values() if name in inner else [parameter])]

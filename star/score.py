@@ -11,6 +11,7 @@ from typing import Any
 from star import answers, metrics, plugins
 from star.answers import Answer, Sheet
 from star.errors import DataError, UsageError
+from star.manifest import Run
 from star.options import Judging
 from star.plugins import unknown
 from star.progress import Patient, Progress, silent
@@ -21,9 +22,9 @@ from star.worlds.travel import submission
 from star.worlds.travel.formatter import Formatter
 from star.worlds.travel.plan import typed
 from star.worlds.travel.published import FOLDER, STORE
-from star.worlds.travel.splits import scorable
+from star.worlds.travel.splits import read_queries, scorable
 
-COLUMNS = {
+METRICS = {
     "delivery": "delivery",
     "commonsense_micro": "cs micro",
     "commonsense_macro": "cs macro",
@@ -87,7 +88,7 @@ def _modes(mode: str) -> tuple[Mode, ...]:
 def _world(wanted: Judging) -> tuple[Any, Mode]:
     """The world that judges, and its usual mode: of --database, else of the recipe or the run, else of the fetched data."""
     path = wanted.plans
-    run = answers.Run.open(path) if path.is_dir() else answers.run_of(path)
+    run = Run.open(path) if path.is_dir() else answers.run_of(path)
     recipe = load(find(wanted.recipe), wanted.sets or []) if wanted.recipe else run.recipe if run else None
     if wanted.sets and not wanted.recipe:
         raise UsageError("--set: has no effect without --recipe", "Name the recipe that it changes")
@@ -118,21 +119,21 @@ def _refuse_hidden(path: Path, sheets: list[Sheet]) -> None:
     raise DataError(what, "The file has the right format: hand it in there")
 
 
-def _text(answer: Answer) -> str | None:
-    return answer.plan if isinstance(answer.plan, str) else None
+def _text(answer: Answer) -> str:
+    return answer.plan if isinstance(answer.plan, str) else ""
 
 
-def _formed(wanted: Judging, sheets: list[Sheet], progress: Progress) -> Mapping[str | None, str]:
+def _formed(wanted: Judging, sheets: list[Sheet], progress: Progress) -> Mapping[str, str]:
     """Text of an answer that is no typed plan -> the typed plan that the formatter makes of it."""
     if (wanted.formatter_url is None) != (wanted.formatter_model is None):
         raise UsageError("--formatter-url and --formatter-model: one has no effect without the other", "Give both")
     if wanted.formatter_url is None or wanted.formatter_model is None:
         return {}
-    texts = [text for sheet in sheets for a in sheet.answers if (text := _text(a)) and text.strip() and not typed(text)]
-    return {**Formatter(wanted.formatter_url, wanted.formatter_model).plans(texts, progress)}
+    texts = [text for sheet in sheets for a in sheet.answers if (text := _text(a)).strip() and not typed(text)]
+    return Formatter(wanted.formatter_url, wanted.formatter_model).plans(texts, progress)
 
 
-def _judge(world: Any, sheet: Sheet, mode: Mode, formed: Mapping[str | None, str], progress: Progress) -> list[Score]:
+def _judge(world: Any, sheet: Sheet, mode: Mode, formed: Mapping[str, str], progress: Progress) -> list[Score]:
     scores: list[Score] = []
     for done, answer in enumerate(sheet.answers, 1):
         scores.append(world.score(answer.query, formed.get(_text(answer), answer.plan), mode))
@@ -156,26 +157,28 @@ def _verdict(answer: Answer, score: Score, model: str | None) -> dict[str, Any]:
 
 
 def tables(result: Result) -> Iterator[Table]:
-    """Each report as a title, a head and rows: the whole, what was counted, then by level and by days."""
-    head = ["", "n", *COLUMNS.values(), "95 %"]
+    """Each report as a title, a head and a row a metric: the whole, what was counted, then by level and by days."""
     for report in result.reports:
-        whole = _row("all", report.n, report.metrics)
-        counts = ["counted", "", *(f"{report.metrics[name].passed}/{report.metrics[name].n}" for name in COLUMNS), ""]
         levels = sorted(report.by_difficulty, key=lambda name: (LEVELS.index(name) if name in LEVELS else 9, name))
-        parts = [(level, report.by_difficulty[level]) for level in levels]
-        parts += [(f"{days} days", rates) for days, rates in report.by_days.items()]
-        rows = [_row(name, rates["delivery"].n, rates) for name, rates in parts]
-        yield f"{report.run}, judged {report.mode}", head, [whole, counts, *rows]
+        parts = {level: report.by_difficulty[level] for level in levels}
+        parts |= {f"{days} days": report.by_days[days] for days in sorted(report.by_days, key=int)}
+        head = ["%", "all", "passed", "95 %", *parts]
+        sizes = ["n", str(report.n), "", "", *(str(rates["delivery"].n) for rates in parts.values())]
+        yield f"{report.run}, {report.mode}", head, [sizes, *(_row(name, report.metrics, parts) for name in METRICS)]
+    if result.out is not None:
+        yield f"verdicts: {result.out}", [], []
 
 
-def _row(name: str, n: int, rates: Mapping[str, Rate]) -> list[str]:
-    low, high = 100 * rates["success"].low, 100 * rates["success"].high
-    return [name, str(n), *(f"{100 * rates[key].value:.1f}" for key in COLUMNS), f"{low:.1f}-{high:.1f}"]
+def _row(name: str, whole: Mapping[str, Rate], parts: Mapping[str, Mapping[str, Rate]]) -> list[str]:
+    rate = whole[name]
+    spread = f"{100 * rate.low:.1f}-{100 * rate.high:.1f}"
+    shares = (f"{100 * rates[name].value:.1f}" for rates in parts.values())
+    return [METRICS[name], f"{100 * rate.value:.1f}", f"{rate.passed}/{rate.n}", spread, *shares]
 
 
 def export(plans: Path, queries: Path, target: Path) -> dict[str, Any]:
     """Write answers to the queries of a split as the file that the leaderboard takes; validate it before it is there."""
-    asked: list[Query] = answers.read_queries(queries)
+    asked: list[Query] = read_queries(queries)
     sheets = answers.read(plans, queries)
     if len(sheets) != 1 or len(sheets[0].answers) != len({a.query.id for a in sheets[0].answers}):
         raise DataError(f"{plans}: holds several answers to one query", "Keep the one to hand in")
@@ -185,3 +188,9 @@ def export(plans: Path, queries: Path, target: Path) -> dict[str, Any]:
         raise DataError(f"{target}:{fault}", "Correct the answer")
     write_jsonl(target, lines)
     return {"file": str(target), "queries": len(lines), "plans": sum(bool(line["plan"]) for line in lines)}
+
+
+def exported(result: Mapping[str, Any]) -> Iterator[Table]:
+    """What `export` did, in words."""
+    what = f"{result['file']}: {result['plans']} plans for {result['queries']} queries; it has the leaderboard's format"
+    yield f"{what}, and only the leaderboard can score the test split", [], []

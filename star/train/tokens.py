@@ -134,11 +134,13 @@ class Renderer:
         return ids, labels
 
     def flatten(self, trajectory: Trajectory) -> Flat:
-        """A sampled trajectory as one row. The last turn has no bridge; an empty completion becomes one masked end token."""
+        """A sampled trajectory as one row. What follows the last id that was sampled is left out, so that a row is never
+        longer than the context; a trajectory in which nothing was sampled becomes one masked end token."""
         flat = Flat(self.prompt_ids(trajectory.prompt), [], [], [], [])
-        for index, turn in enumerate(trajectory.turns):
+        turns = trajectory.turns if trajectory.turns[-1].completion.token_ids else trajectory.turns[:-1]
+        for index, turn in enumerate(turns):
             ids, logprobs = list(turn.completion.token_ids), list(turn.completion.logprobs)
-            last = index == len(trajectory.turns) - 1
+            last = index == len(turns) - 1
             bridge = [] if last else list(self.bridge_ids(turn.observation or ""))
             if not last and ids[-1:] != [self.end]:
                 bridge = [self.end, *bridge]

@@ -261,6 +261,17 @@ def test_ancestors_are_shared_if_they_did_the_same_work(run: Run, tmp_path: Path
     assert [s.state for s in Run.open(other.directory).verify()] == ["done", "done", "done"]
 
 
+def test_all_equal_ancestors_are_shared_at_once(run: Run, tmp_path: Path) -> None:
+    jobs = [job("first", lr=1), job("second", {"rows": "first"}, lr=2)]
+    run.perform(jobs[0], write("rows"))
+    run.perform(jobs[1], copy("rows", "more"))
+    other = Run.open(tmp_path / "ablation", replace(RECIPE, name="ablation"), ancestor=run.directory)
+    other.share([jobs[0], job("second", {"rows": "first"}, lr=9)])
+    assert list(other.entries()) == ["first"], "work that would differ is left to its room"
+    other.share(jobs)
+    assert [entry.adopted for entry in other.entries().values()] == [str(run.directory)] * 2
+
+
 def test_a_tampered_ancestor_is_not_shared(run: Run, tmp_path: Path) -> None:
     chain(run)
     (run.directory / "first" / "rows.txt").write_text("b\n")
