@@ -21,6 +21,8 @@ from star.train import model as models
 from star.train.tokens import Renderer
 from star.types import Prediction, Query, Report, Trajectory
 
+CHUNK = 256
+"""Queries between two writes to disk."""
 OTHER_WORLD = 1000
 """Added to the seed for the world that the transfer measurement plays in."""
 
@@ -30,7 +32,7 @@ def evaluate(recipe: Recipe, run: Run, command: list[str], checkpoint: str = "rl
     stage = evaluation(recipe, checkpoint, split)
 
     def body(work: Work) -> None:
-        model, tokenizer = models.load(_source(recipe, work, checkpoint))
+        model, tokenizer = models.load(_source(recipe, work, checkpoint), recipe.eval.bf16)
         player = _Player(recipe, run, work, stage.name, model, Renderer(tokenizer))
         queries = read_jsonl(work.take(f"queries-{split}"), Query)
         passes = {"greedy": 0.0, "sampled": recipe.eval.temperature}
@@ -76,11 +78,11 @@ class _Player:
             self._model, self._renderer, settings.limits, temperature, settings.top_p if temperature else 1.0,
             self._recipe.seed, self._stage,
         )  # fmt: skip
-        rollout = Rollout(policy, place, settings.limits, partial(place.score, mode=settings.mode), batch=settings.batch)
+        rollout = Rollout(policy, place, settings.limits, partial(place.score, mode=settings.mode), batch=settings.in_flight)
         groups = [Group(query, 1, f"{name}/{query.id}") for query in queries]
         journal = self._work.directory / f"journal-{name}.jsonl"
         label = f"{self._stage} {name}"
-        return play(rollout, groups, journal, settings.batch, lambda done, total: self._run.progress(label, done, total))
+        return play(rollout, groups, journal, CHUNK, lambda done, total: self._run.progress(label, done, total))
 
     def prediction(self, row: Trajectory) -> Prediction:
         return Prediction(row.query_id, row.id, row.answer, self._world.plan(row.answer), row.stop)

@@ -19,9 +19,9 @@ class Judging:
     """Which plans to judge, by what, and where the verdicts go."""
 
     plans: Annotated[Path, typer.Argument(metavar="PLANS", help="JSONL of plans, predictions or a submission; or a run.")]
-    mode: Annotated[
-        str | None, typer.Option(help="strict, official, agent-star or all; default: the recipe's, else strict.")
-    ] = None
+    mode: Annotated[str | None, typer.Option(help="strict, official, agent-star or all; default: the recipe's, else strict.")] = (
+        None
+    )
     database: Annotated[
         Path | None, typer.Option(help="A built store or a folder of CSV files; default: the run's, else the fetched one.")
     ] = None

@@ -130,6 +130,8 @@ class Rl:
     temperature: float = 1.0
     lora: Lora | None = None
     limits: Limits = field(default_factory=lambda: Limits(context=30720))
+    in_flight: int = 256
+    """Rollouts sampled at a time, in whole groups."""
     eval_steps: int = 10
     """Every so many steps the dev queries are played greedily; the best checkpoint is kept. 0 keeps the last."""
     save_steps: int = 10
@@ -144,8 +146,9 @@ class Eval:
     """Of the sampled pass; the greedy pass is at 0."""
     top_p: float = 1.0
     limits: Limits = field(default_factory=Limits)
-    batch: int = 128
-    """Episodes in flight."""
+    in_flight: int = 128
+    """Episodes sampled at a time."""
+    bf16: bool = False
     transfer: bool = False
     """Also measure success with tools that answer from a world of another seed, and with tools switched off."""
 

@@ -53,8 +53,6 @@ class Setup:
     renderer: Renderer
     queries: Sequence[Query]
     seed: int
-    batch: int = 256
-    """Rollouts in flight."""
 
 
 def component(name: str) -> Callable[..., list[float]]:
@@ -145,7 +143,7 @@ class StarGRPOTrainer(GRPOTrainer):
 
     def rollout(self, policy: HFPolicy, algorithm: Algorithm | None) -> Rollout:
         s = self.setup
-        return Rollout(policy, s.world, s.settings.limits, s.judge, algorithm, s.batch)
+        return Rollout(policy, s.world, s.settings.limits, s.judge, algorithm, s.settings.in_flight)
 
     def play(self) -> list[list[Trajectory]]:
         """The groups of the current batch, in the order in which TRL asked for them."""

@@ -28,6 +28,8 @@ SPECIAL = {
     "qwen2_5": ("<|im_end|>", ["<|im_start|>"]),
     "qwen2_5_training": ("<|im_end|>", ["<|im_start|>"]),
     "qwen3_instruct_2507": ("<|im_end|>", ["<|im_start|>"]),
+    "qwen3": ("<|im_end|>", ["<|im_start|>"]),
+    "qwen3_5_think": ("<|im_end|>", ["<|im_start|>"]),
     "llama3": ("<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]),
 }
 """Chat templates of published models, as trl ships them: their end of a turn, and their other special tokens."""
@@ -66,7 +68,7 @@ def tokenizers(embedded: Any) -> Callable[[str], Any]:
     return tokenizer
 
 
-NAMES = ["embedded", *SPECIAL]
+NAMES = ["embedded", *(name for name in SPECIAL if name not in ("qwen3", "qwen3_5_think"))]
 
 
 def template_ids(tokenizer: Any, messages: tuple[Message, ...], start: bool) -> list[int]:
@@ -176,10 +178,9 @@ FORGETS = (
     "{% for m in messages %}{% set text = m['content'] if m['role'] != 'assistant' or loop.last else 'forgotten' %}"
     "{{ '<|im_start|>' + m['role'] + '\n' + text + '<|im_end|>' + '\n' }}{% endfor %}<|im_start|>assistant\n"
 )
-TRIMS = (
-    "{% for m in messages %}{% set text = 'assistant-probe' if m['role'] == 'assistant' and loop.index == 3 and loop.length > 4"
-    " else m['content'] %}{{ '<|im_start|>' + m['role'] + '\n' + text + '<|im_end|>\n' }}{% endfor %}"
-    "{% if messages[-1]['role'] == 'user' and messages | length > 2 %}late{% endif %}<|im_start|>assistant\n"
+STARTS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 RAISES = "{{ raise_exception('no system role') }}"
 
@@ -188,7 +189,8 @@ RAISES = "{{ raise_exception('no system role') }}"
     ("template", "message"),
     [
         (BARE, "does not end an assistant turn with a special token"),
-        (FORGETS, "does not end an assistant turn|rewrites earlier turns"),
+        (FORGETS, "does not end an assistant turn"),
+        (STARTS, "rewrites earlier turns"),
         (RAISES, "the chat template failed: no system role"),
     ],
 )
@@ -202,11 +204,16 @@ def test_an_unfit_template_is_refused(embedded: Any, template: str, message: str
         Renderer(tokenizer)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think"])
-def test_a_template_that_drops_earlier_thoughts_is_refused(tokenizers: Callable[[str], Any], name: str) -> None:
-    SPECIAL.setdefault(name, SPECIAL["qwen2_5"])
-    try:
-        with pytest.raises(StarError, match="rewrites earlier turns|does not end"):
-            Renderer(tokenizers(name))
-    finally:
-        SPECIAL.pop(name)
+def test_a_published_template_that_rewrites_turns_is_refused(tokenizers: Callable[[str], Any]) -> None:
+    with pytest.raises(StarError, match="rewrites earlier turns"):
+        Renderer(tokenizers("qwen3_5_think"))
+
+
+def test_earlier_thoughts_stay_whatever_the_template_does(tokenizers: Callable[[str], Any], played: list[Trajectory]) -> None:
+    """Qwen3's template drops the thoughts of earlier turns; ours are kept as they were sampled."""
+    renderer = Renderer(tokenizers("qwen3"))
+    for row in played:
+        ids, _ = renderer.example(messages_of(row))
+        flat = renderer.flatten(sampled(renderer, row))
+        assert flat.prompt_ids + flat.completion_ids == ids
+        assert renderer.tokenizer.decode(ids).count("</think>") == len(row.turns) + row.prompt[0].content.count("</think>")

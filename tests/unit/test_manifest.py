@@ -226,7 +226,7 @@ def test_a_run_of_another_recipe_is_refused(run: Run) -> None:
     other = replace(RECIPE, name="big", seed=3, world={"name": "travel", "size": 2})
     with pytest.raises(ManifestError, match=r"another recipe; it differs in name, seed, world.size. Choose another"):
         Run.open(run.directory, other)
-    changed = replace(RECIPE, eval=replace(RECIPE.eval, batch=7))
+    changed = replace(RECIPE, eval=replace(RECIPE.eval, in_flight=7))
     assert Run.open(run.directory, changed).recipe == changed
     assert Run.open(run.directory).recipe == RECIPE, "the snapshot follows only when a stage is done"
 
