@@ -150,7 +150,7 @@ class Eval:
     """Episodes sampled at a time."""
     bf16: bool = False
     transfer: bool = False
-    """Also measure success with tools that answer from a world of another seed, and with tools switched off."""
+    """Also measure what a trained checkpoint does in a world of another seed, and with tools switched off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +320,8 @@ def _faults(recipe: Recipe) -> Iterator[tuple[str, bool, str]]:
     yield "sft.tiny.heads", tiny.hidden % tiny.heads != 0, f"It must divide sft.tiny.hidden = {tiny.hidden}"
     yield "sft.tiny.kv_heads", tiny.heads % tiny.kv_heads != 0, f"It must divide sft.tiny.heads = {tiny.heads}"
     yield "rl.group", rl.group < 2, "A group needs at least 2 rollouts to compare"
+    real = recipe.eval.transfer and recipe.world.get("database") is not None
+    yield "eval.transfer", real, "It compares embedded worlds; leave it out with world.database"
     rollouts = rl.queries * rl.group
     yield "rl.micro_batch", rollouts % rl.micro_batch != 0, f"It must divide rl.queries x rl.group = {rollouts}"
     for key, limits in (("rl.limits", rl.limits), ("eval.limits", recipe.eval.limits)):

@@ -64,7 +64,7 @@ def _setup(recipe: Recipe, work: Work, renderer: Renderer) -> Setup:
 
 
 def _train(trainer: StarGRPOTrainer, scratch: Path) -> None:
-    trainer.train(resume_from_checkpoint=models.last_checkpoint(scratch))
+    models.finish(trainer, scratch)
     done, wanted = trainer.state.global_step, trainer.state.max_steps
     if done < wanted:
         raise StarError(f"RL ended at step {done} of {wanted}", "Run the same command again to go on")

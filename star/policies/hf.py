@@ -1,9 +1,10 @@
 """A transformers model as a policy: batched sampling with the key-value cache kept across turns and forks.
 
 Each call continues rollouts where the last call left them: of every conversation only the ids that the cache does not hold are
-read. When most rows have ended their turn, the call returns and the few that are still talking go on in the next one, together
-with the next turns of the others. A fork continues from its parent's cache, cut back to what they share. Draws are inverse-CDF with one uniform number a
-token from a generator keyed by (seed, rollout, turn), so results do not depend on what else is in the batch.
+read. When most rows have ended their turn, the call returns, and the few that are still talking go on in the next one, together
+with the next turns of the others. A fork continues from its parent's cache, cut back to what they share. Draws are inverse-CDF
+with one uniform number a token from a generator keyed by (seed, rollout, turn), so results do not depend on what else is in the
+batch.
 """
 
 from __future__ import annotations

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Trainer, TrainerState, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging as transformers_logging
 
@@ -28,11 +30,37 @@ def seeded(seed: int) -> None:
 
 
 def last_checkpoint(directory: Path) -> str | None:
-    """The trainer checkpoint to go on from, if there is one."""
+    """The trainer checkpoint to go on from, if there is one. A checkpoint that was cut off while it was written goes."""
     last: str | None = get_last_checkpoint(str(directory))
+    while last is not None and not _whole(Path(last)):
+        shutil.rmtree(last)
+        last = get_last_checkpoint(str(directory))
     if last:
         logger.info("going on from %s", Path(last).name)
     return last
+
+
+def finish(trainer: Trainer, directory: Path) -> None:
+    """Train to the last step, from the last checkpoint in `directory` if there is one.
+
+    A training whose last checkpoint is its last step is only read: the Trainer would take one step more.
+    """
+    last = last_checkpoint(directory)
+    state = TrainerState.load_from_json(str(Path(last) / TRAINER_STATE_NAME)) if last else None
+    if state is None or state.global_step < state.max_steps:
+        trainer.train(resume_from_checkpoint=last)
+        return
+    trainer._load_from_checkpoint(last)
+    trainer.state = state
+
+
+def _whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint has its last file, the state of the trainer, to the end."""
+    try:
+        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def device() -> torch.device:

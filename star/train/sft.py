@@ -14,7 +14,7 @@ from trl import SFTConfig, SFTTrainer
 
 from star.errors import DataError
 from star.recipe import Sft
-from star.train.model import last_checkpoint, seeded
+from star.train.model import finish, seeded
 from star.train.optimizer import MuonAdamW
 from star.train.scoring import compact, token_scores
 from star.train.tokens import Renderer
@@ -120,7 +120,7 @@ def train(
         settings=settings,
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=last_checkpoint(directory))
+    finish(trainer, directory)
     return list(trainer.state.log_history), int(trainer.state.global_step)
 
 

@@ -51,7 +51,7 @@ class OrchardWorld:
     """Verdicts that depend on every character of an answer, so that rollouts of a group earn different rewards."""
 
     dull: set[str] = field(default_factory=set)
-    """Ids of queries whose every answer earns the same."""
+    """Ids of queries whose every answer earns nothing."""
 
     def queries(self, split: str, count: int, seed: int) -> list[Query]:
         rows = [{"start": index % 4, "number": index} for index in range(count)]
@@ -61,10 +61,10 @@ class OrchardWorld:
         return Orchard(query)
 
     def score(self, query: Query, answer: str | None) -> Score:
-        draw = random.Random(f"{query.id}/{'' if query.id in self.dull else answer}")
+        draw = random.Random(f"{query.id}/{answer}")
         held = {f"c{index}": draw.random() < 0.8 for index in range(8)}
         hard = {f"h{index}": draw.random() < 0.8 for index in range(5)}
-        delivered = answer is not None or query.id in self.dull
+        delivered = answer is not None and query.id not in self.dull
         return Score(query.id, "strict", held, hard, all(held.values()), delivered=delivered)
 
     def expert(self, query: Query) -> Expert:
@@ -136,12 +136,15 @@ Make = Callable[..., StarGRPOTrainer]
 def make(student: Any, renderer: Renderer, tmp_path: Path) -> Make:
     """Builds a trainer of two groups of four; arguments are fields of `Rl`, or of `Setup` where it has them."""
 
-    def make(algorithm: Algorithm, world: OrchardWorld | None = None, reward: Any = None, count: int = 8, **rl: Any) -> Any:
+    def make(
+        algorithm: Algorithm, world: OrchardWorld | None = None, reward: Any = None, count: int = 8, model: Any = student,
+        **rl: Any,
+    ) -> Any:  # fmt: skip
         place = world or OrchardWorld()
         limits = rl.pop("limits", Limits(turns=4, turn_tokens=12, context=300))
         settings = Rl(**{"group": 4, "queries": 2, "micro_batch": 4, "steps": 4, "lr": 1e-3, "limits": limits, **rl})
         queries = place.queries("rl", count, 0)
         setup = Setup(settings, place, place.score, algorithm, reward or Sum(), renderer, queries, seed=0)
-        return StarGRPOTrainer(student, setup, tmp_path / "trainer")
+        return StarGRPOTrainer(model, setup, tmp_path / "trainer")
 
     return make

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from star import cli, pipeline, plugins
+from star import cli, pipeline
 from star.manifest import Entry, Run, Work
 from star.recipe import Recipe
-from star.records import read_jsonl, write_jsonl
-from star.types import Mode, Query, Score
+from star.records import read_jsonl
+from star.types import Query
 
 Star = Callable[..., tuple[int, str, str]]
 
@@ -178,7 +178,7 @@ def test_the_walk(star: Star, recipe: Path) -> None:
 @pytest.mark.usefixtures("rooms")
 def test_changed_settings_redo_what_depends_on_them(star: Star, recipe: Path) -> None:
     star("run", recipe)
-    code, out, _ = star("run", recipe, "--set", "eval.batch=3", "--json")
+    code, out, _ = star("run", recipe, "--set", "eval.in_flight=3", "--json")
     assert code == 0
     fresh = {s["stage"] for s in json.loads(out)["stages"] if s["fresh"]}
     assert fresh == {"eval-base", "eval-sft", "eval-rl"}, "equal bytes leave the report as it is"

@@ -9,11 +9,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from star.errors import DataError
 from star.worlds.travel.csv_tables import FILES, STATES
-from star.worlds.travel.database import Database, build, city_key, name_key
-from star.worlds.travel.tables import Tables
+from star.worlds.travel.database import Database, Listing, build, city_key, name_key
+from star.worlds.travel.tables import Sight, Tables
 
 CSV = {
     "flights": "Flight Number,Price,DepTime,ArrTime,ActualElapsedTime,FlightDate,OriginCityName,DestCityName,Distance\n"
@@ -201,3 +203,19 @@ def test_city_keys(text: str, key: str) -> None:
 
 def test_name_keys_keep_parentheses() -> None:
     assert name_key(" Loft  (Old) ") == "loft (old)"
+
+
+@given(st.lists(st.text("ab \0"), max_size=6), st.text("ab \0", max_size=3))
+def test_names_that_hold_a_text(names: list[str], part: str) -> None:
+    names = [name.replace("\0", "") for name in names]
+    rows = [Sight(name, 1.0, 2.0, "", "", "", city) for name in names for city in ("A", "B")]
+    expected = tuple(row for row in rows if row.city == "A" and part in row.name)
+    assert Listing(rows).holding("A", part) == expected
+    assert Listing(rows).holding("a", part) == ()
+
+
+def test_a_data_folder_opens_by_its_store(tmp_path: Path) -> None:
+    write(tmp_path / "database", nested=True)
+    assert Database.open(tmp_path).flights_numbered("F2")[0].price == 80.5, "the tables, while there is no store"
+    build(tmp_path / "database", tmp_path / "travel.sqlite")
+    assert Database.open(tmp_path)._store is not None

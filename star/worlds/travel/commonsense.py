@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from functools import lru_cache
 from itertools import groupby
+from operator import attrgetter
+from typing import Literal
 
 from star.worlds.travel.reading import MEMO_DAYS, PLANNED, Day, Reading
 from star.worlds.travel.route import wrong_city_number
@@ -18,19 +19,20 @@ NAMES = {"transportation": "transport", "attraction": "sights", "accommodation":
 
 def is_valid_restaurants(plan: Reading) -> str:
     """No restaurant twice."""
-    return _repeat([(day, slot) for day in plan.days for slot in day.meals])
+    return _repeat(plan, "meals")
 
 
 def is_valid_attractions(plan: Reading) -> str:
     """No sight twice."""
     fault = next((f"day {day.number} {slot.fault}" for day in plan.days for slot in day.sights if slot.fault), "")
-    return fault or _repeat([(day, slot) for day in plan.days for slot in day.sights])
+    return fault or _repeat(plan, "sights")
 
 
-def _repeat(slots: list[tuple[Day, Slot]]) -> str:
-    keys = [slot.place.key if slot.place else slot.label for _, slot in slots]
+def _repeat(plan: Reading, kind: Literal["meals", "sights"]) -> str:
+    keys = [key for day in plan.days for key in (day.meal_keys if kind == "meals" else day.sight_keys)]
     if len(set(keys)) == len(keys):
         return ""
+    slots: list[tuple[Day, Slot]] = [(day, slot) for day in plan.days for slot in getattr(day, kind)]
     second = next(index for index, key in enumerate(keys) if key in keys[:index])
     (day, slot), (before, first) = slots[second], slots[keys.index(keys[second])]
     return f"day {day.number} {slot.field} {slot.label!r} repeats day {before.number} {first.field}"
@@ -44,7 +46,7 @@ def is_valid_accommodation(plan: Reading) -> str:
             return f"day {day.number} lacks accommodation"
         if rules.null_hotel_fails and day.hotel is None and "accommodation" not in day.blank:
             return f"day {day.number} accommodation is no text"
-    for _, stay in groupby(plan.days, key=lambda day: _hotel_key(day.hotel)):
+    for _, stay in groupby(plan.days, key=attrgetter("hotel_key")):
         days = list(stay)
         hotel = days[0].hotel
         if hotel is None:
@@ -58,12 +60,6 @@ def is_valid_accommodation(plan: Reading) -> str:
         if len(days) < nights:
             return f"{hotel.label!r} asks for at least {nights:g} nights; the plan stays {len(days)}"
     return ""
-
-
-def _hotel_key(hotel: Slot | None) -> Hashable:
-    if hotel is None:
-        return None
-    return hotel.place.key if hotel.place else hotel.label
 
 
 def is_valid_transportation(plan: Reading) -> str:
@@ -91,7 +87,7 @@ def is_not_absent(plan: Reading) -> str:
         return plan.faults[0]
     if plan.beyond:
         return f"the plan goes on for {plan.beyond} more days than the trip of {days}"
-    planned = sum(day.counts for day in plan.days)
+    planned = sum([day.counts for day in plan.days])
     if planned != days or not days:
         return f"{planned} days are planned, not {days}"
     reason = wrong_city_number(plan)
@@ -101,7 +97,7 @@ def is_not_absent(plan: Reading) -> str:
         reason = _gap(day, plan.box.rules, day.number == days)
         if reason:
             return reason
-    filled = sum(day.filled for day in plan.days)
+    filled = sum([day.filled for day in plan.days])
     return "" if filled * 2 >= days * len(PLANNED) else f"only {filled} of {days * len(PLANNED)} fields are given"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from star.errors import DataError
 from star.worlds.travel import store
@@ -14,11 +16,13 @@ from star.worlds.travel.csv_tables import FILES, find, read_flights, read_places
 from star.worlds.travel.published import STORE
 from star.worlds.travel.store import Store, build
 from star.worlds.travel.tables import Distance, Flight, Hotel, Restaurant, Sight, Tables
-from star.worlds.travel.text import city_key, name_key
+from star.worlds.travel.text import city_key, name_key, plain_key
 
 __all__ = ["Database", "build", "city_key", "name_key"]
 
-Row = TypeVar("Row")
+Venue = TypeVar("Venue", bound="Hotel | Restaurant | Sight")
+_BETWEEN = "\0"
+"""Between two names; in none of them."""
 LARGE_BYTES = 64 * 2**20
 log = logging.getLogger(__name__)
 
@@ -57,11 +61,53 @@ class MemoryFlights:
         return set(self._cities)
 
 
-def _by(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, tuple[Row, ...]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return {name: tuple(group) for name, group in groups.items()}
+class Listing(Generic[Venue]):
+    """The rows of one table by city, and within a city by name."""
+
+    def __init__(self, rows: Iterable[Venue]) -> None:
+        cities: dict[str, list[Venue]] = {}
+        spelled: dict[str, list[Venue]] = {}
+        self._named: dict[str, dict[str, tuple[Venue, ...]]] = {}
+        for row in rows:
+            key: str = city_key(row.city)
+            cities.setdefault(key, []).append(row)
+            spelled.setdefault(row.city, []).append(row)
+            named: dict[str, tuple[Venue, ...]] = self._named.setdefault(key, {})
+            name: str = plain_key(row.name)
+            named[name] = (*named.get(name, ()), row)
+        self._cities: dict[str, tuple[Venue, ...]] = {key: tuple(group) for key, group in cities.items()}
+        self._names = {city: _Names(group) for city, group in spelled.items()}
+
+    def of(self, key: str) -> tuple[Venue, ...]:
+        """Rows of a city, by its normalised key."""
+        return self._cities.get(key, ())
+
+    def named(self, key: str, name: str) -> tuple[Venue, ...]:
+        """Rows of exactly this city and name, both normalised."""
+        return self._named.get(key, {}).get(name, ())
+
+    def holding(self, city: str, part: str) -> tuple[Venue, ...]:
+        """Rows of a city, written exactly so, whose name holds a text, in table order."""
+        names = self._names.get(city)
+        return () if names is None or _BETWEEN in part else names.holding(part)
+
+
+class _Names(Generic[Venue]):
+    """The names of some rows as one text, which is searched much faster than one after another."""
+
+    def __init__(self, rows: list[Venue]) -> None:
+        self._rows = rows
+        self._text = _BETWEEN.join(row.name for row in rows)
+        self._starts = list(accumulate((len(row.name) + 1 for row in rows[:-1]), initial=0))
+
+    def holding(self, part: str) -> tuple[Venue, ...]:
+        found: list[Venue] = []
+        at = self._text.find(part)
+        while at >= 0:
+            following = bisect_right(self._starts, at)
+            found.append(self._rows[following - 1])
+            at = self._text.find(part, self._starts[following]) if following < len(self._starts) else -1
+        return tuple(found)
 
 
 class Database:
@@ -137,16 +183,16 @@ class Database:
         return {state: tuple(names) for state, names in cities.items()}
 
     @cached_property
-    def _hotels(self) -> dict[str, tuple[Hotel, ...]]:
-        return _by(self._rows("hotels"), lambda row: city_key(row.city))
+    def hotel_listing(self) -> Listing[Hotel]:
+        return Listing(self._rows("hotels"))
 
     @cached_property
-    def _restaurants(self) -> dict[str, tuple[Restaurant, ...]]:
-        return _by(self._rows("restaurants"), lambda row: city_key(row.city))
+    def restaurant_listing(self) -> Listing[Restaurant]:
+        return Listing(self._rows("restaurants"))
 
     @cached_property
-    def _sights(self) -> dict[str, tuple[Sight, ...]]:
-        return _by(self._rows("sights"), lambda row: city_key(row.city))
+    def sight_listing(self) -> Listing[Sight]:
+        return Listing(self._rows("sights"))
 
     @cached_property
     def _distances(self) -> dict[tuple[str, str], Distance]:
@@ -179,13 +225,13 @@ class Database:
         return self._flights.numbered(number)
 
     def hotels(self, city: str) -> tuple[Hotel, ...]:
-        return self._hotels.get(city_key(city), ())
+        return self.hotel_listing.of(city_key(city))
 
     def restaurants(self, city: str) -> tuple[Restaurant, ...]:
-        return self._restaurants.get(city_key(city), ())
+        return self.restaurant_listing.of(city_key(city))
 
     def sights(self, city: str) -> tuple[Sight, ...]:
-        return self._sights.get(city_key(city), ())
+        return self.sight_listing.of(city_key(city))
 
     def distance(self, origin: str, destination: str) -> Distance | None:
         """The road from one city to another; of several published rows the first."""

@@ -206,7 +206,11 @@ def valid_cuisine(plan: Reading) -> str:
     wanted = [wish] if isinstance(wish, str) and rules.exact else wish
     if not isinstance(wanted, list | tuple | set | frozenset | str) or not all(isinstance(c, str) for c in wanted):
         return f"the wanted cuisines are {wish!r}"
-    found = {cuisine for row in _eaten(plan) for cuisine in wanted if _serves(row, cuisine, rules.exact)}
+    if rules.exact:
+        served = frozenset[str]().union(*[_cuisines(row.cuisines) for row in _eaten(plan)])
+        found = {cuisine for cuisine in wanted if name_key(cuisine) in served}
+    else:
+        found = {cuisine for row in _eaten(plan) for cuisine in wanted if cuisine in row.cuisines}
     absent = [cuisine for cuisine in wanted if cuisine not in found]
     if not absent and rules.distinct_cuisines and len(found) != len(wanted):
         return "a cuisine is required twice"
@@ -216,12 +220,6 @@ def valid_cuisine(plan: Reading) -> str:
 @lru_cache(maxsize=65536)
 def _cuisines(text: str) -> frozenset[str]:
     return frozenset(name_key(part) for part in text.split(","))
-
-
-def _serves(row: Restaurant, cuisine: str, exact: bool) -> bool:
-    if exact:
-        return name_key(cuisine) in _cuisines(row.cuisines)
-    return cuisine in row.cuisines
 
 
 def _eaten(plan: Reading) -> Iterator[Restaurant]:

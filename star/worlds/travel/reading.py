@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +18,8 @@ from star.worlds.travel.transport import Leg, read_leg
 
 PLANNED = ("transportation", "breakfast", "attraction", "lunch", "dinner", "accommodation")
 """The six fields that a complete day fills."""
+_PLANNED = frozenset(PLANNED)
+_BLANK = ("", ABSENT)
 MEMO_DAYS = 8192
 """How many days are remembered, each by its texts."""
 
@@ -39,6 +41,10 @@ class Day:
     meals: tuple[Slot, ...] = ()
     sights: tuple[Slot, ...] = ()
     hotel: Slot | None = None
+    meal_keys: tuple[Hashable, ...] = ()
+    """Equal keys are the same place."""
+    sight_keys: tuple[Hashable, ...] = ()
+    hotel_key: Hashable = None
     hotel_value: object = None
     transport_value: object = None
     blank: frozenset[str] = frozenset()
@@ -122,23 +128,23 @@ def _normal_day(number: int, unit: object, box: Sandbox) -> Day:
     faults: list[str] = []
     text = read_day(number, unit, faults)
     day = Day(number, text["current_city"], empty=text == EMPTY and not faults, faults=tuple(faults))
-    day.blank = frozenset(name for name in PLANNED if text[name] == ABSENT)
+    day.blank = frozenset([name for name in PLANNED if text[name] == ABSENT])
     day.filled = len(PLANNED) - len(day.blank)
     if day.where == ABSENT:
         day.where_fault = "names no city"
     else:
         route = box.route(day.where)
         day.cities = route or (box.city(day.where),)
-        day.scope = tuple(city for city in day.cities if city)
+        day.scope = tuple([city for city in day.cities if city])
     if "transportation" not in day.blank:
         day.leg = read_leg(text["transportation"], box)
-    day.meals = tuple(box.slot(name, text[name]) for name in MEALS if name not in day.blank)
+    day.meals = tuple([box.slot(name, text[name]) for name in MEALS if name not in day.blank])
     if "attraction" not in day.blank:
         parts = [part.strip() for part in text["attraction"].split(";")]
-        day.sights = tuple(box.slot("attraction", part) for part in parts if part)
+        day.sights = tuple([box.slot("attraction", part) for part in parts if part])
     if "accommodation" not in day.blank:
         day.hotel = box.slot("accommodation", text["accommodation"])
-    return day
+    return _keyed(day)
 
 
 def _raw_day(number: int, unit: object, box: Sandbox) -> Day:
@@ -147,9 +153,9 @@ def _raw_day(number: int, unit: object, box: Sandbox) -> Day:
             return Day(number, broken=f"day {number} is no record of fields")
         unit = {}
     day = Day(number)
-    day.missing = frozenset(name for name in PLANNED if name not in unit)
-    day.blank = frozenset(name for name in PLANNED if _is_blank(unit.get(name)) and name in unit)
-    day.filled = sum(_given(value) for value in unit.values())
+    day.missing = _PLANNED.difference(unit)
+    day.blank = frozenset([name for name in PLANNED if unit.get(name) in _BLANK])
+    day.filled = len([value for value in unit.values() if value and value != ABSENT])
     day.hotel_value = unit.get("accommodation")
     day.transport_value = unit.get("transportation")
     _raw_cities(day, unit, box)
@@ -159,22 +165,26 @@ def _raw_day(number: int, unit: object, box: Sandbox) -> Day:
             day.leg = read_leg(transport, box)
         else:
             day.leg_fault = f"day {number} transportation is no text"
-    day.meals = tuple(_raw_slot(name, unit[name], box) for name in MEALS if _given(unit.get(name)))
+    day.meals = tuple([_raw_slot(name, unit[name], box) for name in MEALS if _given(unit.get(name))])
     sights = unit.get("attraction")
     if _given(sights):
         parts = sights.split(";")[:-1] if isinstance(sights, str) else [sights]
-        day.sights = tuple(_raw_slot("attraction", part, box) for part in parts)
+        day.sights = tuple([_raw_slot("attraction", part, box) for part in parts])
     if _given(day.hotel_value):
         day.hotel = _raw_slot("accommodation", day.hotel_value, box)
+    return _keyed(day)
+
+
+def _keyed(day: Day) -> Day:
+    """The day, with the keys of its places."""
+    day.meal_keys = tuple([slot.key for slot in day.meals])
+    day.sight_keys = tuple([slot.key for slot in day.sights])
+    day.hotel_key = day.hotel.key if day.hotel else None
     return day
 
 
-def _is_blank(value: object) -> bool:
-    return isinstance(value, str) and value in ("", "-")
-
-
 def _given(value: object) -> bool:
-    return bool(value) and value != "-"
+    return bool(value) and value != ABSENT
 
 
 def _raw_slot(name: str, value: object, box: Sandbox) -> Slot:

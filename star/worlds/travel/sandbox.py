@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from star.types import Mode
 from star.worlds.travel.database import Database
 from star.worlds.travel.rules import RULES
 from star.worlds.travel.tables import Distance, Hotel, Restaurant, Sight
-from star.worlds.travel.text import city_key, name_key
+from star.worlds.travel.text import city_key, name_key, plain_key
 
 Row = Hotel | Restaurant | Sight
 Table = Literal["hotels", "restaurants", "sights"]
@@ -49,6 +49,11 @@ class Slot:
     place: Place | None = None
     fault: str = ""
 
+    @property
+    def key(self) -> Hashable:
+        """Equal keys are the same place, or equal texts."""
+        return self.place.key if self.place else self.label
+
 
 class Sandbox:
     """One database read by the rules of one mode."""
@@ -61,7 +66,6 @@ class Sandbox:
         self.route = lru_cache(maxsize=_MEMO)(self._keyed_route if self.rules.exact else literal_route)
         self.kilometres = lru_cache(maxsize=_MEMO)(self._kilometres)
         self.numbered = lru_cache(maxsize=_MEMO)(database.flights_numbered)
-        self._named = lru_cache(maxsize=4096)(self._by_name)
 
     def city(self, text: str) -> str:
         """A city's name as this mode compares it."""
@@ -73,35 +77,29 @@ class Sandbox:
         """What a non-empty text in a field of a day stands for."""
         return Slot(field, text, self._place(TABLES.get(field, "restaurants"), text))
 
-    def rows(self, table: Table, city: str) -> Sequence[Row]:
+    def _listing(self, table: Table) -> Any:
         if table == "hotels":
-            return self.database.hotels(city)
-        return self.database.restaurants(city) if table == "restaurants" else self.database.sights(city)
-
-    def _by_name(self, table: Table, city: str) -> dict[str, tuple[Row, ...]]:
-        """Rows of a city by normalised name."""
-        found: dict[str, tuple[Row, ...]] = {}
-        for row in self.rows(table, city):
-            key = name_key(row.name)
-            found[key] = (*found.get(key, ()), row)
-        return found
+            return self.database.hotel_listing
+        return self.database.restaurant_listing if table == "restaurants" else self.database.sight_listing
 
     def _exact(self, table: Table, text: str) -> Place:
         """The rows of exactly this name and city; "Name, City, ST" and a note of the cost after it are understood."""
-        first: Place | None = None
-        for reading in self._readings(text):
-            name, _, city = reading.rpartition(",")
-            key = (name_key(name), city_key(city))
-            rows = self._named(table, key[1]).get(key[0], ()) if key[0] else ()
-            if rows:
-                return Place(text, key, key[1], rows)
-            first = first or Place(text, key, key[1])
-        return first or Place(text, (name_key(text), ""), "")
+        literal = self._at(table, text, text)
+        if literal.rows:
+            return literal
+        others = (self._at(table, text, reading) for reading in self._readings(text))
+        return next((place for place in others if place.rows), literal)
+
+    def _at(self, table: Table, text: str, reading: str) -> Place:
+        """The place of a text if it stands for `reading`, which has the form "Name, City"."""
+        name, _, city = reading.rpartition(",")
+        key = (plain_key(name), city_key(city))
+        return Place(text, key, key[1], self._listing(table).named(key[1], key[0]) if key[0] else ())
 
     def _readings(self, text: str) -> list[str]:
-        """Texts of the form "Name, City" that `text` may stand for, the most literal first."""
+        """Other texts of the form "Name, City" that `text` may stand for, the most literal first."""
         plain = _without_note(text)
-        readings = [text] if plain == text else [text, plain]
+        readings = [] if plain == text else [plain]
         head, comma, state = plain.rpartition(",")
         if comma and "," in head and self._is_state(name_key(state)):
             readings.append(head)
@@ -114,8 +112,7 @@ class Sandbox:
         name, city = name_and_city(text)
         if self.rules.strips_state:
             city = before_parenthesis(city).strip()
-        rows = tuple(row for row in self.rows(table, city) if row.city == city and name in row.name)
-        return Place(text, text, city, rows)
+        return Place(text, text, city, self._listing(table).holding(city, name))
 
     def _keyed_route(self, text: str) -> tuple[str, str] | None:
         """Keys of A and B in "from A to B", whatever the case; B ends at a comma or where no known city goes on."""

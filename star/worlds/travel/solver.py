@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from star.worlds.travel.database import Database
 from star.worlds.travel.facts import Trip
@@ -97,7 +98,7 @@ def solve(trip: Trip, database: Database) -> Solution | None:
     """Prefer flights, then the car, then taxis, then whatever mixture fits; the cheapest plan of the first that fits."""
     forbidden = {"no flight": {"flight"}, "no self-driving": {"self-driving"}}.get(trip.transportation or "", set())
     choices = [(mode,) for mode in MODES if mode not in forbidden] + [("flight", "taxi")] * ("flight" not in forbidden)
-    routes = list(_routes(trip, database))
+    routes = list(_routes(_Market(trip, database)))
     for modes in choices:
         found = [s for cities, stays in routes if (s := _assemble(trip, database, modes, cities, stays)) is not None]
         if found:
@@ -111,29 +112,73 @@ def nights_of(trip: Trip) -> list[int]:
     return [each + (index < extra) for index in range(trip.cities)]
 
 
-def _routes(trip: Trip, database: Database) -> Iterator[tuple[tuple[str, ...], tuple[Stay, ...]]]:
-    nights = nights_of(trip)
+Menus = dict[int, tuple[float, tuple[Restaurant, ...]]]
+"""Covered cuisines (bit mask) -> the cheapest restaurants that cover them, with their summed cost."""
+
+
+class _Market:
+    """What each city has to offer to one trip; looked up once, whatever the order of the cities."""
+
+    def __init__(self, trip: Trip, database: Database) -> None:
+        self.trip, self.database = trip, database
+        self.hotel = cache(self._hotel)
+        self.sights = cache(self._sights)
+        self.menus = cache(self._menus)
+
+    def _hotel(self, city: str, nights: int) -> Hotel | None:
+        trip, rows = self.trip, self.database.hotels(city)
+        names = [row.name for row in rows]
+        fit = [
+            h for h in rows
+            if h.minimum_nights <= nights and allows(h, trip.house_rule, trip.room_type) and _clear(h.name, names)
+        ]  # fmt: skip
+        return min(fit, key=lambda h: h.price * rooms(trip.people, h), default=None)
+
+    def _sights(self, city: str, count: int) -> tuple[Sight, ...] | None:
+        rows = self.database.sights(city)
+        names = [row.name for row in rows]
+        fit = tuple(itertools.islice((row for row in rows if _clear(row.name, names)), count))
+        return fit if len(fit) == count else None
+
+    def _menus(self, city: str, count: int) -> Menus:
+        """Dynamic programme over (restaurants chosen, cuisines covered)."""
+        rows = self.database.restaurants(city)
+        names = [row.name for row in rows]
+        states: dict[tuple[int, int], tuple[float, tuple[Restaurant, ...]]] = {(0, 0): (0.0, ())}
+        for row in rows:
+            if not _clear(row.name, names):
+                continue
+            serves = {part.strip() for part in row.cuisines.split(",")}
+            bits = sum(1 << index for index, cuisine in enumerate(self.trip.cuisine) if cuisine in serves)
+            for (used, mask), (cost, chosen) in list(states.items()):
+                key, total = (used + 1, mask | bits), cost + row.cost
+                if used < count and (key not in states or total < states[key][0]):
+                    states[key] = (total, (*chosen, row))
+        return {mask: value for (used, mask), value in states.items() if used == count}
+
+
+def _routes(market: _Market) -> Iterator[tuple[tuple[str, ...], tuple[Stay, ...]]]:
+    trip, nights = market.trip, nights_of(market.trip)
     if trip.cities == 1 and trip.days == 3:
         orders: Sequence[tuple[str, ...]] = [(trip.dest,)]
     else:
-        hotels = {c: _hotel(trip, database, c, min(nights)) for c in database.cities(trip.dest) if c != trip.org}
+        hotels = {c: market.hotel(c, min(nights)) for c in market.database.cities(trip.dest) if c != trip.org}
         fit = sorted((h.price, c) for c, h in hotels.items() if h is not None)[:CANDIDATES]
         orders = list(itertools.permutations([c for _, c in fit], trip.cities))
     for cities in orders:
-        stays = _stays(trip, database, cities, nights)
+        stays = _stays(market, cities, nights)
         if stays is not None:
             yield cities, stays
 
 
-def _stays(trip: Trip, database: Database, cities: tuple[str, ...], nights: list[int]) -> tuple[Stay, ...] | None:
-    hotels = [_hotel(trip, database, city, n) for city, n in zip(cities, nights, strict=True)]
-    sights = [_sights(database, city, n - 1) for city, n in zip(cities, nights, strict=True)]
+def _stays(market: _Market, cities: tuple[str, ...], nights: list[int]) -> tuple[Stay, ...] | None:
     counts = [1 + 3 * (n - 1) + (index == len(cities) - 1) for index, n in enumerate(nights)]
-    meals = _meals(trip, database, cities, counts)
+    meals = _meals(market, cities, counts)
     if meals is None:
         return None
     found = []
-    for city, n, hotel, eaten, seen in zip(cities, nights, hotels, meals, sights, strict=True):
+    for city, n, eaten in zip(cities, nights, meals, strict=True):
+        hotel, seen = market.hotel(city, n), market.sights(city, n - 1)
         if hotel is None or seen is None:
             return None
         found.append(Stay(city, n, hotel, eaten, seen))
@@ -151,62 +196,24 @@ def rooms(people: int, hotel: Hotel) -> int:
     return math.ceil(people / hotel.maximum_occupancy)
 
 
-def _hotel(trip: Trip, database: Database, city: str, nights: int) -> Hotel | None:
-    rows = database.hotels(city)
-    fit = [
-        h for h in rows
-        if h.minimum_nights <= nights and allows(h, trip.house_rule, trip.room_type) and _clear(h.name, [r.name for r in rows])
-    ]  # fmt: skip
-    return min(fit, key=lambda h: h.price * rooms(trip.people, h), default=None)
-
-
 def _clear(name: str, others: Sequence[str]) -> bool:
     """Whether a name is unmistakable in its city also for a judge that looks names up by "contains"."""
     key = name.lower()
     return bool(key.strip()) and ";" not in name and sum(key in other.lower() for other in others) == 1
 
 
-def _sights(database: Database, city: str, count: int) -> tuple[Sight, ...] | None:
-    rows = database.sights(city)
-    names = [row.name for row in rows]
-    fit = [row for row in rows if _clear(row.name, names)][:count]
-    return tuple(fit) if len(fit) == count else None
-
-
-def _meals(
-    trip: Trip, database: Database, cities: tuple[str, ...], counts: list[int]
-) -> tuple[tuple[Restaurant, ...], ...] | None:
-    """Cheapest distinct restaurants, `counts` in each city, that together serve every cuisine asked for.
-
-    Dynamic programme over (restaurants chosen, cuisines covered) within a city, then over cities.
-    """
-    full = (1 << len(trip.cuisine)) - 1
+def _meals(market: _Market, cities: tuple[str, ...], counts: list[int]) -> tuple[tuple[Restaurant, ...], ...] | None:
+    """Cheapest distinct restaurants, `counts` in each city, that together serve every cuisine asked for."""
+    full = (1 << len(market.trip.cuisine)) - 1
     best: dict[int, tuple[float, tuple[tuple[Restaurant, ...], ...]]] = {0: (0.0, ())}
     for city, count in zip(cities, counts, strict=True):
-        options = _menus(database.restaurants(city), count, trip.cuisine)
         merged: dict[int, tuple[float, tuple[tuple[Restaurant, ...], ...]]] = {}
-        for (mask, (cost, eaten)), (more, (price, chosen)) in itertools.product(best.items(), options.items()):
+        for (mask, (cost, eaten)), (more, (price, chosen)) in itertools.product(best.items(), market.menus(city, count).items()):
             total = cost + price
             if mask | more not in merged or total < merged[mask | more][0]:
                 merged[mask | more] = (total, (*eaten, chosen))
         best = merged
     return best[full][1] if full in best else None
-
-
-def _menus(rows: Sequence[Restaurant], count: int, cuisines: tuple[str, ...]) -> dict[int, tuple[float, tuple[Restaurant, ...]]]:
-    """Covered cuisines (bit mask) -> the cheapest `count` restaurants that cover them."""
-    names = [row.name for row in rows]
-    states: dict[tuple[int, int], tuple[float, tuple[Restaurant, ...]]] = {(0, 0): (0.0, ())}
-    for row in rows:
-        if not _clear(row.name, names):
-            continue
-        serves = {part.strip() for part in row.cuisines.split(",")}
-        bits = sum(1 << index for index, cuisine in enumerate(cuisines) if cuisine in serves)
-        for (used, mask), (cost, chosen) in list(states.items()):
-            key, total = (used + 1, mask | bits), cost + row.cost
-            if used < count and (key not in states or total < states[key][0]):
-                states[key] = (total, (*chosen, row))
-    return {mask: value for (used, mask), value in states.items() if used == count}
 
 
 def _assemble(

@@ -5,10 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 
 
+def plain_key(text: str) -> str:
+    """A name key that is not remembered, for texts that are asked about once."""
+    return " ".join(text.casefold().split())
+
+
 @lru_cache(maxsize=65536)
 def name_key(text: str) -> str:
     """Case folded, runs of white space as one space, none at the ends."""
-    return " ".join(text.casefold().split())
+    return plain_key(text)
 
 
 @lru_cache(maxsize=65536)

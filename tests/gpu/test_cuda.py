@@ -1,0 +1,64 @@
+"""What runs only on a CUDA device. If it breaks, nobody without one can notice: run `pytest -m gpu` on a machine that has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from star.policies.hf import HFPolicy
+from star.recipe import Limits, Tiny
+from star.rollout import Group, Rollout
+from star.synth import messages_of
+from star.train import model as models
+from star.train import tiny
+from star.train.scoring import compact
+from star.train.tokens import Renderer
+from star.types import Trajectory
+from star.worlds.travel.world import TravelWorld
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+LIMITS = Limits(turns=3, turn_tokens=24, context=900)
+
+
+@pytest.fixture
+def world() -> TravelWorld:
+    return TravelWorld(days=(3,), size={"cities": 4})
+
+
+@pytest.fixture
+def checkpoint(world: TravelWorld, tmp_path: Path) -> Path:
+    """A random model on disk, with a vocabulary made from one expert conversation."""
+    from star.policies.expert import ExpertPolicy
+
+    query = world.queries("train", 1, 0)[0]
+    [[played]] = Rollout(ExpertPolicy(world), world, Limits(), world.score).run([Group(query, 1, "expert")])
+    tokens = tiny.tokenizer([messages_of(played)], world.names(), 2400)
+    models.save(tiny.model(Tiny(hidden=64, layers=2), tokens, 0), tokens, tmp_path / "model", "tiny", 0)
+    return tmp_path / "model"
+
+
+def played(checkpoint: Path, world: TravelWorld, bf16: bool) -> tuple[HFPolicy, list[Trajectory]]:
+    model, tokens = models.load(checkpoint, bf16)
+    policy = HFPolicy(model, Renderer(tokens), LIMITS, seed=1)
+    queries = world.queries("dev", 4, 0)
+    groups = Rollout(policy, world, LIMITS, world.score).run([Group(query, 2, query.id) for query in queries])
+    return policy, [row for group in groups for row in group]
+
+
+@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-3), (True, 5e-2)])
+def test_sampled_logprobs_equal_a_fresh_forward(checkpoint: Path, world: TravelWorld, bf16: bool, tolerance: float) -> None:
+    policy, rows = played(checkpoint, world, bf16)
+    assert policy.model.device.type == "cuda" and not compact(policy.model)
+    for row in rows:
+        flat = policy.renderer.flatten(row)  # type: ignore[attr-defined]
+        ids = torch.tensor([flat.prompt_ids + flat.completion_ids], device="cuda")
+        with torch.no_grad():
+            logprobs = torch.log_softmax(policy.model(ids).logits.float(), dim=-1)
+        found = logprobs[0, :-1].gather(-1, ids[0, 1:, None]).squeeze(-1)[len(flat.prompt_ids) - 1 :].cpu()
+        mask = torch.tensor(flat.mask, dtype=torch.bool)
+        assert (found[mask] - torch.tensor(flat.logprobs)[mask]).abs().max() < tolerance

@@ -1,0 +1,172 @@
+"""Training goes on where a killed process left it. If this breaks, an interrupted run fails on its own remains, or ends
+with other weights than an uninterrupted one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from star.algorithms.arpo import ARPO
+from star.algorithms.dapo import DAPO
+from star.recipe import Lora, Sft, Tiny
+from star.records import write_jsonl
+from star.train import model as models
+from star.train import sft, tiny
+from star.train.dev import Dev, Keep
+from star.types import Completion, Trajectory, Turn
+
+SIZE = Tiny(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16)
+SETTINGS = {"steps": 6, "batch": 4, "micro_batch": 2, "save_steps": 2, "schedule": "linear"}
+
+
+@pytest.fixture
+def data(renderer: Any, conversations: Any) -> list[dict[str, list[int]]]:
+    return [dict(zip(("input_ids", "labels"), renderer.example(messages), strict=True)) for messages in conversations]
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"optimizer": "muon", "lr": 1e-3}, {"lora": Lora(rank=2, dropout=0.5), "lr": 1e-2}], ids=["adamw", "muon", "lora"]
+)
+def test_sft_goes_on_from_any_checkpoint(renderer: Any, data: Any, tmp_path: Path, extra: dict[str, Any]) -> None:
+    def run(directory: Path) -> dict[str, torch.Tensor]:
+        model: Any = tiny.model(SIZE, renderer.tokenizer, 0)
+        settings = Sft(**{**SETTINGS, **extra})
+        if settings.lora:
+            torch.manual_seed(0)
+            model = models.lora(model, settings.lora)
+        log, steps = sft.train(model, renderer, data, settings, directory, 0, lambda *_: None)
+        assert steps == 6 and any("loss" in row for row in log)
+        return weights(model)
+
+    whole = run(tmp_path / "a")
+    assert equal(run(tmp_path / "a"), whole), "a finished training is left as it is"
+    assert equal(run(tmp_path / "b"), whole)
+    interrupted(tmp_path / "c", lambda directory: run_until(directory, renderer, data, Sft(**{**SETTINGS, **extra}), 4))
+    assert equal(run(tmp_path / "c"), whole)
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+def interrupted(directory: Path, work: Callable[[Path], None]) -> None:
+    with pytest.raises(Killed):
+        work(directory)
+    assert models.last_checkpoint(directory)
+
+
+def run_until(directory: Path, renderer: Any, data: Any, settings: Sft, step: int) -> None:
+    """Train, and die when step `step` is logged."""
+
+    def report(done: int, total: int, note: str) -> None:
+        if done > step:
+            raise Killed
+
+    model: Any = tiny.model(SIZE, renderer.tokenizer, 0)
+    if settings.lora:
+        torch.manual_seed(0)
+        model = models.lora(model, settings.lora)
+    sft.train(model, renderer, data, settings, directory, 0, report)
+
+
+def test_a_checkpoint_that_was_cut_off_is_not_used(renderer: Any, data: Any, tmp_path: Path) -> None:
+    settings = Sft(**SETTINGS)
+    model = tiny.model(SIZE, renderer.tokenizer, 0)
+    sft.train(model, renderer, data, settings, tmp_path, 0, lambda *_: None)
+    last = Path(models.last_checkpoint(tmp_path) or "")
+    assert last.name == "checkpoint-6"
+    torn = tmp_path / "checkpoint-8"
+    shutil.copytree(last, torn)
+    state = (torn / "trainer_state.json").read_text()
+    (torn / "trainer_state.json").write_text(state[: len(state) // 2])
+    (tmp_path / "checkpoint-10").mkdir()
+    assert models.last_checkpoint(tmp_path) == str(last)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-6"]
+    shutil.rmtree(last)
+    assert models.last_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("algorithm", [DAPO(), ARPO(alpha=0.6, beta=0.0, advantage="hard")], ids=["dapo", "arpo"])
+def test_rl_goes_on_from_any_checkpoint(make: Any, student: Any, algorithm: Any) -> None:
+    start = weights(student)
+
+    def run(kill: int = 0) -> tuple[dict[str, torch.Tensor], list[float]]:
+        student.load_state_dict(start)
+        trainer = make(algorithm, steps=4, save_steps=2)
+        if kill:
+            note = trainer.note
+
+            def dying(*arguments: Any) -> None:
+                if trainer.state.global_step >= kill:
+                    raise Killed
+                note(*arguments)
+
+            trainer.note = dying
+        models.finish(trainer, Path(trainer.args.output_dir))
+        assert trainer.state.global_step == 4
+        return weights(student), [row["reward"] for row in trainer.state.log_history if "reward" in row]
+
+    whole, rewards = run()
+    assert len(rewards) == 4 and not equal(whole, start)
+    assert equal(run()[0], whole), "a finished training is left as it is"
+    directory = Path(make(algorithm).args.output_dir)
+    shutil.rmtree(directory)
+    with pytest.raises(Killed):
+        run(kill=3)
+    again, later = run()
+    assert later == rewards and equal(again, whole)
+
+
+class State:
+    def __init__(self, step: int, total: int = 10) -> None:
+        self.global_step, self.max_steps = step, total
+
+
+def test_kept_rollouts_of_steps_done_again_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    said = Completion('odd\u2028text\x85{"a": {}}')
+    row = Trajectory("t", "q", "hf", (), (Turn(said),), "answer")
+    write_jsonl(path, [{"step": step, "label": "best", "trajectory": row} for step in range(4)])
+    whole = path.read_bytes()
+    first = whole.split(b"\n")[:2]
+    for torn in (whole, whole[:-2], whole[:-40], whole[: len(whole) - len(whole) // 8]):
+        path.write_bytes(torn)
+        Keep(path).on_train_begin(None, State(2), None)
+        assert path.read_bytes() == b"\n".join(first) + b"\n"
+
+
+def test_the_best_dev_row_survives_a_restart(tmp_path: Path) -> None:
+    class Trainer:
+        def save_model(self, directory: str) -> None:
+            Path(directory).mkdir(exist_ok=True)
+
+    values = {0: 0.1, 2: 0.6, 4: 0.3, 6: 0.6, 10: 0.2}
+
+    def dev(step: int) -> Dev:
+        made = Dev(lambda trainer: {"value": values[step]}, 2, tmp_path)
+        made.trainer = Trainer()  # type: ignore[assignment]
+        return made
+
+    dev(0).on_train_begin(None, State(0), None)
+    for step in (2, 4, 6):
+        dev(step).on_step_end(None, State(step), None)
+    assert dev(6).best == 6, "of equals the later one"
+    dev(4).on_step_end(None, State(4), None)
+    assert dev(4).rows.keys() == {0, 2, 4} and dev(4).best == 2, "what came after the step is forgotten"
+    dev(4).on_save(None, State(4), None)
+    assert [path.name for path in tmp_path.glob("best-*")] == ["best-2"]
+    dev(10).on_step_end(None, State(10), None)
+    assert dev(10).rows.keys() == {0, 2, 4, 10} and dev(10).best_directory.is_dir()

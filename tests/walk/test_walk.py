@@ -1,0 +1,230 @@
+"""The whole way through the command line, as a user walks it. If this breaks, a room no longer fits the next one, a killed
+run cannot go on, or bad input leaves half-written work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import star
+
+pytestmark = pytest.mark.walk
+
+LIMITS = "{turns: 3, turn_tokens: 16, context: 900}"
+RECIPE = f"""
+world: {{name: travel, days: [3], size: {{cities: 3, restaurants: 5, hotels: 1, sights: 1, flights: 1}}}}
+synth: {{train: 60, rl: 6, dev: 2, validation: 6}}
+sft:
+  model: tiny
+  tiny: {{hidden: 16, layers: 1, heads: 2, kv_heads: 1, intermediate: 16, vocabulary: 2400}}
+  steps: 24
+  batch: 4
+  micro_batch: 4
+  optimizer: muon
+  save_steps: 4
+  max_tokens: 1000
+rl: {{group: 4, queries: 2, steps: 8, micro_batch: 4, lr: 1.0e-3, limits: {LIMITS}, eval_steps: 4, save_steps: 2}}
+eval: {{limits: {LIMITS}, in_flight: 2, transfer: true}}
+"""
+EXACT = {
+    "queries": ["queries-train", "queries-rl", "queries-dev", "queries-validation", "world"],
+    "trajectories": ["trajectories", "dataset"],
+    "sft": ["base", "sft-checkpoint"],
+    "rl": ["rl-checkpoint", "rollouts"],
+    "eval-rl": ["predictions", "trajectories-greedy", "trajectories-sampled", "scores", "report"],
+}
+"""Artifacts that an interrupted run leaves bit by bit as an uninterrupted one does. Logs hold seconds and differ."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("walk")
+    (path / "mini.yaml").write_text(RECIPE)
+    return path
+
+
+Star = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def environment() -> dict[str, str]:
+    """One thread, so that sums are added in one order."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(Path(star.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+@pytest.fixture(scope="module")
+def command(place: Path) -> Star:
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "star", *map(str, words)]
+        return subprocess.run(line, cwd=place, env=environment(), check=False, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def good(command: Star) -> Star:
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        done = command(*words)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path, good: Star) -> Path:
+    """An uninterrupted run."""
+    good("run", "mini.yaml", "--run", "whole")
+    return place / "whole"
+
+
+def stages(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "manifest.json").read_text())["stages"]
+    return found
+
+
+def hashes(run: Path, stage: str) -> dict[str, str]:
+    made = {artifact["kind"]: artifact["sha256"] for artifact in stages(run)[stage]["outputs"]}
+    return {kind: made[kind] for kind in EXACT[stage]}
+
+
+def killed(place: Path, sign: str, *words: object) -> None:
+    """Run a command and end it the hard way once the file `sign` exists."""
+    line = [sys.executable, "-m", "star", *map(str, words)]
+    process = subprocess.Popen(line, cwd=place, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not list(place.glob(sign)):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, f"{words} ended before {sign} was seen"
+
+
+def test_the_walk_ends_with_a_report(whole: Path, good: Star) -> None:
+    found = stages(whole)
+    assert list(found) == ["queries", "trajectories", "sft", "rl", "eval-base", "eval-sft", "eval-rl", "report"]
+    assert found["trajectories"]["metrics"]["kept"] == found["trajectories"]["metrics"]["played"] == 60
+    assert found["rl"]["metrics"]["steps"] == 8
+    assert "<html" in next((whole / "report").glob("*.html")).read_text()[:200]
+    figures = json.loads(good("report", "whole", "--json").stdout)
+    for checkpoint in ("base", "sft", "rl"):
+        for name in ("greedy", "sampled"):
+            row = figures[checkpoint][name]
+            assert row["n"] == 6 and {"delivery", "commonsense_micro", "hard_macro", "success", "success_interval"} <= set(row)
+    states = json.loads(good("status", "whole", "--verify", "--json").stdout)["stages"]
+    assert {state["state"] for state in states} == {"done"}
+    again = json.loads(good("run", "mini.yaml", "--run", "whole", "--json").stdout)["stages"]
+    assert not any(stage["fresh"] for stage in again)
+
+
+def test_every_episode_is_a_row(whole: Path) -> None:
+    for name in ("greedy", "sampled"):
+        rows = [json.loads(line) for line in (whole / "eval-rl" / f"{name}.jsonl").read_text().split("\n") if line]
+        assert len(rows) == 6 and all(row["score"]["mode"] == "strict" for row in rows)
+    rollouts = [json.loads(line) for line in (whole / "rl" / "rollouts.jsonl").read_text().split("\n") if line]
+    assert {row["step"] for row in rollouts} == set(range(8))
+
+
+@pytest.mark.parametrize("algorithm", ["dapo", "arpo"])
+def test_every_algorithm_trains(whole: Path, good: Star, algorithm: str) -> None:
+    good("rl", "-r", "mini.yaml", "--run", algorithm, "--from", "whole", "--algo", algorithm, "--set", "rl.steps=2")
+    found = stages(whole.parent / algorithm)
+    assert found["sft"]["adopted"] == "whole" and found["rl"]["metrics"]["steps"] == 2
+    assert found["rl"]["config"]["rl"]["algo"]["name"] == algorithm
+
+
+def test_a_killed_walk_goes_on_and_ends_with_the_same_bytes(place: Path, whole: Path, good: Star) -> None:
+    options = ("-r", "mini.yaml", "--run", "cut")
+    cut = place / "cut"
+    good("synth", *options)
+    for stage, sign in (
+        ("sft", "trainer/checkpoint-8"),
+        ("rl", "trainer/checkpoint-4/trainer_state.json"),
+        ("eval", "journal-sampled.jsonl"),
+    ):
+        name = "eval-rl" if stage == "eval" else stage
+        killed(place, f"cut/{name}.partial/{sign}", stage, *options)
+        assert name not in stages(cut) and not (cut / name).exists()
+        done = good(stage, *options)
+        assert f"{name}: resuming" in done.stderr
+        assert stages(cut)[name]["resumed"]
+        assert not list(cut.glob("*.partial")) and not list(cut.rglob("*journal*"))
+    for stage in EXACT:
+        assert hashes(cut, stage) == hashes(whole, stage), stage
+
+
+DRY = """
+import json, sys
+from star import cli
+code = cli.main(sys.argv[1:])
+print(json.dumps([code, sorted({m.partition(".")[0] for m in sys.modules})]))
+"""
+
+
+@pytest.mark.parametrize("stage", ["synth", "sft", "rl", "eval", "run"])
+def test_a_dry_run_loads_nothing_heavy(place: Path, stage: str) -> None:
+    words = [sys.executable, "-c", DRY, stage, "-r", "mini.yaml", "--run", "dry", "--dry-run"]
+    done = subprocess.run(words, cwd=place, env=environment(), check=True, capture_output=True, text=True)
+    code, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0 and "settings:" in done.stdout
+    assert not {"torch", "transformers", "trl", "datasets", "peft", "accelerate", "numpy"} & set(loaded)
+    assert not (place / "dry").exists()
+
+
+def snapshot(place: Path) -> dict[str, int]:
+    return {str(path.relative_to(place)): path.stat().st_size for path in place.rglob("*") if path.name != ".lock"}
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["sft", "-r", "mini.yaml", "--set", "sft.lrr=1"], 2, "--set sft.lrr: unknown key"),
+        (["rl", "-r", "mini.yaml", "--algo", "ppo"], 2, "unknown algorithm 'ppo'"),
+        (["sft", "-r", "none.yaml"], 2, "none.yaml: no such recipe file"),
+        (["eval", "-r", "mini.yaml", "--split", "test"], 2, "--split test"),
+        (["sft", "-r", "mini.yaml", "--run", "other", "--from", "whole", "--model", "broken"], 1, "cannot load the model 'broken'"),
+        (["sft", "-r", "mini.yaml", "--run", "whole", "--seed", "9"], 1, "holds the run of another recipe"),
+        (["score", "torn.jsonl", "--queries", "whole/queries/validation.jsonl", "-r", "mini.yaml"], 1, "torn.jsonl:2"),
+        (["score", "none.jsonl", "--queries", "whole/queries/validation.jsonl", "-r", "mini.yaml"], 1, "none.jsonl"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_input_is_one_line(place: Path, command: Star, words: list[str], code: int, message: str) -> None:
+    (place / "broken").mkdir(exist_ok=True)
+    (place / "broken" / "config.json").write_text("{")
+    (place / "torn.jsonl").write_text('{"query_id": "validation-00000", "answer": null}\n{"query_id": "vali')
+    if "other" in words:
+        command("synth", "-r", "mini.yaml", "--run", "other", "--from", "whole")
+    before = snapshot(place)
+    done = command(*words)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == code, done.stderr
+    assert len(errors) == 1 and message in errors[0], done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""
+    assert snapshot(place) == before, "nothing half-written"
+
+
+def test_a_tampered_or_torn_artifact_is_refused(place: Path, good: Star, command: Star) -> None:
+    good("synth", "-r", "mini.yaml", "--run", "torn", "--from", "whole")
+    dataset = place / "torn" / "trajectories" / "dataset.jsonl"
+    text = dataset.read_text()
+    dataset.unlink()
+    dataset.write_text(text[:-30])
+    before = snapshot(place)
+    done = command("sft", "-r", "mini.yaml", "--run", "torn")
+    assert done.returncode == 1
+    assert "dataset.jsonl was changed after it was written" in done.stderr and "Remake it" in done.stderr
+    assert snapshot(place) == before
