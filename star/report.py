@@ -115,7 +115,10 @@ def report(run: Run, command: list[str]) -> Entry:
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """The measured numbers: checkpoint -> pass -> metrics with 95 % intervals, and "paired", RL minus SFT."""
+    """The measured numbers: checkpoint -> pass -> metrics with 95 % intervals.
+
+    A row of the RL checkpoint also has "minus_sft", the paired difference of success on the queries that SFT played as well.
+    """
     return _figures(_evaluations(run))
 
 
@@ -126,15 +129,20 @@ def table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     head = ["checkpoint", "decoding", "n", "success %", "95 %", *names]
     rows = []
     for checkpoint, passes in figures.items():
-        for name, row in passes.items() if checkpoint != "paired" else ():
+        for name, row in passes.items():
             shares = [f"{100 * row[part]:.1f}" for part in parts]
             success = f"{100 * row['success']:.1f}"
             rows.append([checkpoint, name, str(row["n"]), success, _interval(row["success_interval"]), *shares])
-    for name, row in figures.get("paired", {}).get("rl_minus_sft", {}).items():
+    for name, row in differences(figures).items():
         blank = [""] * len(parts)
         change = f"{100 * row['difference']:+.1f}"
         rows.append(["rl - sft", name, str(row["n"]), change, _interval([row["low"], row["high"]]), *blank])
     return head, rows
+
+
+def differences(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """RL minus SFT by pass, where both were played."""
+    return {name: row["minus_sft"] for name, row in figures.get("rl", {}).items() if "minus_sft" in row}
 
 
 def _evaluations(run: Run) -> dict[str, Evaluation]:
@@ -163,8 +171,11 @@ def _figures(found: Mapping[str, Evaluation]) -> dict[str, Any]:
     for name, evaluation in found.items():
         ordered = [p for p in (*PLAYED, *TRANSFER) if p in evaluation.reports]
         numbers[name] = {p: _row(evaluation.reports[p], evaluation.seed) for p in ordered}
-    pairs = {p: pair for p in PLAYED if (pair := _pair(found, p))}
-    return {**numbers, "paired": {"rl_minus_sft": pairs} if pairs else {}}
+    for name in PLAYED:
+        pair = _pair(found, name)
+        if pair:
+            numbers["rl"][name]["minus_sft"] = pair
+    return numbers
 
 
 def _row(report: Report, seed: int) -> dict[str, Any]:
@@ -205,6 +216,7 @@ def _page(run: Run, found: Mapping[str, Evaluation], numbers: Mapping[str, Any])
         settings_text=json.dumps(plain(settings), indent=2, ensure_ascii=False),
         evaluations=list(found.values()),
         numbers=numbers,
+        differences=differences(numbers),
         metrics=METRICS,
         results=_results(found),
         outcomes={name: _outcomes(found, name) for name in PLAYED},

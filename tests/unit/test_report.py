@@ -169,11 +169,11 @@ class Elements(HTMLParser):
 
 def test_figures_have_one_schema(whole: Run) -> None:
     found = figures(whole)
-    assert list(found) == ["base", "sft", "rl", "paired"]
+    assert list(found) == ["base", "sft", "rl"]
     assert list(found["sft"]) == ["greedy", "sampled"]
     assert list(found["rl"]) == ["greedy", "sampled", "other-world", "no-tools"]
     row = found["rl"]["greedy"]
-    assert set(row) == {"n", "mode", "seed", *METRICS, *(f"{name}_interval" for name in METRICS)}
+    assert set(row) == {"n", "mode", "seed", *METRICS, *(f"{name}_interval" for name in METRICS), "minus_sft"}
     assert (row["n"], row["mode"], row["seed"], row["success"]) == (12, "strict", 3, 8 / 12)
     low, high = row["success_interval"]
     assert 0 < low < 8 / 12 < high < 1
@@ -181,7 +181,7 @@ def test_figures_have_one_schema(whole: Run) -> None:
 
 
 def test_rl_is_paired_with_sft_query_by_query(whole: Run) -> None:
-    pairs = figures(whole)["paired"]["rl_minus_sft"]
+    pairs = {name: row["minus_sft"] for name, row in figures(whole)["rl"].items() if "minus_sft" in row}
     assert set(pairs) == {"greedy", "sampled"}
     assert pairs["greedy"]["n"] == 12 and pairs["greedy"]["difference"] == pytest.approx(4 / 12)
     assert pairs["greedy"]["low"] < 4 / 12 < pairs["greedy"]["high"]
@@ -199,7 +199,7 @@ def test_the_table_has_a_row_for_every_pass(whole: Run) -> None:
     assert all(len(row) == len(head) and all(isinstance(cell, str) for cell in row) for row in rows)
     assert [row[:2] for row in rows[-3:]] == [["rl", "no-tools"], ["rl - sft", "greedy"], ["rl - sft", "sampled"]]
     assert rows[2][:4] == ["sft", "greedy", "12", "33.3"]
-    assert table({"paired": {}}) == (head, [])
+    assert table({}) == (head, [])
 
 
 @pytest.mark.parametrize("kept", [(), ("base",), ("sft",), ("rl",), ("base", "rl"), ("sft", "rl")])
@@ -207,21 +207,21 @@ def test_any_subset_of_evaluations_will_do(run: Run, kept: tuple[str, ...]) -> N
     for name in kept:
         evaluate(run, f"eval-{name}", 5 if name == "rl" else 2, 9)
     found = figures(run)
-    assert tuple(found) == (*kept, "paired")
-    assert bool(found["paired"]) == (kept == ("sft", "rl"))
+    assert tuple(found) == kept
+    assert ("minus_sft" in found.get("rl", {}).get("greedy", {})) == (kept == ("sft", "rl"))
     Elements(page(run))
 
 
 def test_evaluations_of_other_models_and_splits_have_their_own_rows(run: Run) -> None:
     evaluate(run, "eval-other-12345678", 3, 9)
     evaluate(run, "eval-rl-dev", 3, 9, split="dev")
-    assert tuple(figures(run)) == ("other-12345678", "rl-dev", "paired")
+    assert tuple(figures(run)) == ("other-12345678", "rl-dev")
     text = page(run)
     assert "RL, dev" in text and "flatter it" in text and "other-12345678 succeeds" in text
 
 
 def test_a_run_without_anything_has_a_report(run: Run) -> None:
-    assert figures(run) == {"paired": {}}
+    assert figures(run) == {}
     text = page(run)
     assert "No evaluation is finished yet" in text and "No training log is finished yet" in text
     assert Elements(text).found
