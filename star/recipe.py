@@ -123,9 +123,15 @@ class Rl:
     micro_batch: int = 8
     """Rollouts per forward pass and process."""
     lr: float = 2e-6
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """As `sft.optimizer`."""
+    muon_lr: float = 1e-3
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: float = 0.0
     clip: float = 1.0
+    freeze_embeddings: bool = False
+    """Train all but the token embeddings (and the head, where it is tied to them). Adam moves the rows of tokens that hardly
+    occur as far as any other; in a small model with a large vocabulary that is noise."""
     kl: float = 0.0
     temperature: float = 1.0
     lora: Lora | None = None
@@ -174,6 +180,7 @@ APPLIES = {
     "sft.muon_lr": ("sft.optimizer", "muon"),
     "sft.decay": ("sft.schedule", "warmup_stable_decay"),
     "sft.epochs": ("sft.steps", None),
+    "rl.muon_lr": ("rl.optimizer", "muon"),
     "rl.epochs": ("rl.steps", None),
 }
 """Settings that have an effect only while another setting has this value."""

@@ -28,6 +28,8 @@ def rl(recipe: Recipe, run: Run, command: list[str]) -> Entry:
     def body(work: Work) -> None:
         models.seeded(recipe.seed)
         model, tokenizer = models.load(work.take("sft-checkpoint"), recipe.rl.bf16)
+        if recipe.rl.freeze_embeddings:
+            model.get_input_embeddings().weight.requires_grad_(False)
         if recipe.rl.lora is not None:
             model = models.lora(model, recipe.rl.lora)
         setup = _setup(recipe, work, Renderer(tokenizer))

@@ -25,6 +25,7 @@ from star.recipe import Rl
 from star.rewards import COMPONENTS, components, value
 from star.rollout import Group, Rollout
 from star.train.credit import CUT, segment_ids, shared_mean
+from star.train.optimizer import MuonAdamW
 from star.train.scoring import compact, token_scores
 from star.train.tokens import Flat, Renderer
 from star.types import Query, Score, Trajectory
@@ -127,6 +128,14 @@ class StarGRPOTrainer(GRPOTrainer):
         local = self.args.per_device_train_batch_size * self.args.steps_per_generation
         if local % self.num_generations:
             raise ValueError(f"{local} rollouts a process do not hold whole groups of {self.num_generations}")
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        rl = self.setup.settings
+        if rl.optimizer == "adamw" or self.optimizer is not None:
+            return super().create_optimizer(model)
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        self.optimizer: Any = MuonAdamW(named, muon_lr=rl.muon_lr, lr=rl.lr, weight_decay=0.0)
+        return self.optimizer
 
     @property
     def progress(self) -> float:

@@ -21,7 +21,8 @@ from star.train.dev import Dev, Keep
 from star.types import Completion, Trajectory, Turn
 
 SIZE = Tiny(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16)
-SETTINGS = {"steps": 6, "batch": 4, "micro_batch": 2, "save_steps": 2, "schedule": "linear"}
+SETTINGS = {"steps": 8, "batch": 8, "micro_batch": 4, "save_steps": 3, "schedule": "linear"}
+"""Four steps are an epoch, so that a resumed run begins in the middle of one."""
 
 
 @pytest.fixture
@@ -38,7 +39,9 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "extra", [{}, {"optimizer": "muon", "lr": 1e-3}, {"lora": Lora(rank=2, dropout=0.5), "lr": 1e-2}], ids=["adamw", "muon", "lora"]
+    "extra",
+    [{}, {"optimizer": "muon", "lr": 1e-3}, {"lora": Lora(rank=2, dropout=0.5), "lr": 1e-2}],
+    ids=["adamw", "muon", "lora"],
 )
 def test_sft_goes_on_from_any_checkpoint(renderer: Any, data: Any, tmp_path: Path, extra: dict[str, Any]) -> None:
     def run(directory: Path) -> dict[str, torch.Tensor]:
@@ -48,13 +51,13 @@ def test_sft_goes_on_from_any_checkpoint(renderer: Any, data: Any, tmp_path: Pat
             torch.manual_seed(0)
             model = models.lora(model, settings.lora)
         log, steps = sft.train(model, renderer, data, settings, directory, 0, lambda *_: None)
-        assert steps == 6 and any("loss" in row for row in log)
+        assert steps == 8 and any("loss" in row for row in log)
         return weights(model)
 
     whole = run(tmp_path / "a")
     assert equal(run(tmp_path / "a"), whole), "a finished training is left as it is"
     assert equal(run(tmp_path / "b"), whole)
-    interrupted(tmp_path / "c", lambda directory: run_until(directory, renderer, data, Sft(**{**SETTINGS, **extra}), 4))
+    interrupted(tmp_path / "c", lambda directory: run_until(directory, renderer, data, Sft(**{**SETTINGS, **extra}), 6))
     assert equal(run(tmp_path / "c"), whole)
 
 
@@ -87,25 +90,34 @@ def test_a_checkpoint_that_was_cut_off_is_not_used(renderer: Any, data: Any, tmp
     model = tiny.model(SIZE, renderer.tokenizer, 0)
     sft.train(model, renderer, data, settings, tmp_path, 0, lambda *_: None)
     last = Path(models.last_checkpoint(tmp_path) or "")
-    assert last.name == "checkpoint-6"
-    torn = tmp_path / "checkpoint-8"
+    assert last.name == "checkpoint-8"
+    torn = tmp_path / "checkpoint-9"
     shutil.copytree(last, torn)
     state = (torn / "trainer_state.json").read_text()
     (torn / "trainer_state.json").write_text(state[: len(state) // 2])
     (tmp_path / "checkpoint-10").mkdir()
     assert models.last_checkpoint(tmp_path) == str(last)
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-6"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-8"]
     shutil.rmtree(last)
     assert models.last_checkpoint(tmp_path) is None
 
 
-@pytest.mark.parametrize("algorithm", [DAPO(), ARPO(alpha=0.6, beta=0.0, advantage="hard")], ids=["dapo", "arpo"])
-def test_rl_goes_on_from_any_checkpoint(make: Any, student: Any, algorithm: Any) -> None:
+SECOND_EPOCH = pytest.mark.xfail(strict=True, reason="trl's sampler begins the first epoch's order again after a restart")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "count"),
+    [
+        pytest.param(DAPO(refill=0), 4, marks=SECOND_EPOCH, id="dapo-two-epochs"),
+        pytest.param(ARPO(alpha=0.6, beta=0.0, advantage="hard"), 8, id="arpo-one-epoch"),
+    ],
+)
+def test_rl_goes_on_from_any_checkpoint(make: Any, student: Any, algorithm: Any, count: int) -> None:
     start = weights(student)
 
     def run(kill: int = 0) -> tuple[dict[str, torch.Tensor], list[float]]:
         student.load_state_dict(start)
-        trainer = make(algorithm, steps=4, save_steps=2)
+        trainer = make(algorithm, steps=4, save_steps=3, count=count)
         if kill:
             note = trainer.note
 

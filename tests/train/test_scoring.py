@@ -70,9 +70,7 @@ def test_scores_of_a_model_with_adapters(student: Any) -> None:
     assert close(ours[:, 1:][asked[:, 1:]], theirs[asked[:, 1:]])
 
 
-def test_the_sft_loss_equals_trls_own(
-    student: Any, renderer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sft_loss_equals_trls_own(student: Any, renderer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, mask, asked = batch(student)
     labels = ids.masked_fill(~asked, -100)
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}

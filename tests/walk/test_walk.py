@@ -22,7 +22,7 @@ pytestmark = pytest.mark.walk
 LIMITS = "{turns: 3, turn_tokens: 16, context: 900}"
 RECIPE = f"""
 world: {{name: travel, days: [3], size: {{cities: 3, restaurants: 5, hotels: 1, sights: 1, flights: 1}}}}
-synth: {{train: 60, rl: 6, dev: 2, validation: 6}}
+synth: {{train: 60, rl: 16, dev: 2, validation: 6}}
 sft:
   model: tiny
   tiny: {{hidden: 16, layers: 1, heads: 2, kv_heads: 1, intermediate: 16, vocabulary: 2400}}
@@ -195,7 +195,7 @@ def snapshot(place: Path) -> dict[str, int]:
         (["rl", "-r", "mini.yaml", "--algo", "ppo"], 2, "unknown algorithm 'ppo'"),
         (["sft", "-r", "none.yaml"], 2, "none.yaml: no such recipe file"),
         (["eval", "-r", "mini.yaml", "--split", "test"], 2, "--split test"),
-        (["sft", "-r", "mini.yaml", "--run", "other", "--from", "whole", "--model", "broken"], 1, "cannot load the model 'broken'"),
+        (["sft", "-r", "mini.yaml", "--run", "other", "--model", "broken"], 1, "cannot load the model 'broken'"),
         (["sft", "-r", "mini.yaml", "--run", "whole", "--seed", "9"], 1, "holds the run of another recipe"),
         (["score", "torn.jsonl", "--queries", "whole/queries/validation.jsonl", "-r", "mini.yaml"], 1, "torn.jsonl:2"),
         (["score", "none.jsonl", "--queries", "whole/queries/validation.jsonl", "-r", "mini.yaml"], 1, "none.jsonl"),
@@ -207,7 +207,7 @@ def test_bad_input_is_one_line(place: Path, command: Star, words: list[str], cod
     (place / "broken" / "config.json").write_text("{")
     (place / "torn.jsonl").write_text('{"query_id": "validation-00000", "answer": null}\n{"query_id": "vali')
     if "other" in words:
-        command("synth", "-r", "mini.yaml", "--run", "other", "--from", "whole")
+        command("synth", "-r", "mini.yaml", "--run", "other")
     before = snapshot(place)
     done = command(*words)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -218,13 +218,11 @@ def test_bad_input_is_one_line(place: Path, command: Star, words: list[str], cod
 
 
 def test_a_tampered_or_torn_artifact_is_refused(place: Path, good: Star, command: Star) -> None:
-    good("synth", "-r", "mini.yaml", "--run", "torn", "--from", "whole")
-    dataset = place / "torn" / "trajectories" / "dataset.jsonl"
-    text = dataset.read_text()
-    dataset.unlink()
-    dataset.write_text(text[:-30])
+    good("synth", "queries", "-r", "mini.yaml", "--run", "torn")
+    queries = place / "torn" / "queries" / "train.jsonl"
+    queries.write_text(queries.read_text()[:-30])
     before = snapshot(place)
-    done = command("sft", "-r", "mini.yaml", "--run", "torn")
+    done = command("synth", "trajectories", "-r", "mini.yaml", "--run", "torn")
     assert done.returncode == 1
-    assert "dataset.jsonl was changed after it was written" in done.stderr and "Remake it" in done.stderr
+    assert "train.jsonl was changed after it was written" in done.stderr and "Remake it" in done.stderr
     assert snapshot(place) == before

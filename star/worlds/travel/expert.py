@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from star.actions import answer_text, call_text
 from star.protocols import Expert
@@ -22,10 +22,14 @@ DONE = ("I have all I need for the plan.", "Everything is known, here is the pla
 RETRY = ("That tool did not answer, so I try again.", "The call failed; once more.")
 
 
-def expert(solution: Solution, rng: random.Random) -> Expert:
-    """A player of one query. It goes on to its next call once the last one was answered, and repeats a call that failed."""
-    script = [(rng.choice(thoughts), call) for thoughts, call in _script(solution)]
-    done, retry = rng.choice(DONE), rng.choice(RETRY)
+def expert(solution: Solution, rng: random.Random | None = None) -> Expert:
+    """A player of one query. It goes on to its next call once the last one was answered, and repeats a call that failed.
+
+    With `rng` its thoughts vary in wording; without, equal situations have equal thoughts.
+    """
+    pick: Callable[[tuple[str, ...]], str] = rng.choice if rng else (lambda thoughts: thoughts[0])
+    script = [(pick(thoughts), call) for thoughts, call in _script(solution)]
+    done, retry = pick(DONE), pick(RETRY)
     answer = json.dumps(solution.plan(), ensure_ascii=False)
 
     def play(turns: Sequence[Turn]) -> str:

@@ -38,6 +38,8 @@ class TravelWorld:
     """Lengths of the sampled trips."""
     mix: tuple[float, ...] = (4, 3, 3)
     """Weights of easy, medium and hard queries."""
+    varied_thoughts: bool = False
+    """Whether the expert words its thoughts in more than one way."""
     tool_failure_rate: float = 0.0
     """Share of tool calls that fail on purpose."""
     tools_off: bool = False
@@ -94,7 +96,7 @@ class TravelWorld:
         solution = solve(Trip.of(query.facts), self.tables)
         if solution is None:
             raise UsageError(f"query {query.id}: no plan exists within its budget", "Sample queries from this world")
-        return expert(solution, random.Random(f"expert/{query.id}/{query.text}"))
+        return expert(solution, random.Random(f"expert/{query.id}/{query.text}") if self.varied_thoughts else None)
 
     def summary(self) -> dict[str, Any]:
         """What the world is made of, for the record."""
