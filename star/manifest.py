@@ -109,15 +109,18 @@ class Run:
         """Adopt from the ancestor, in this order, every job that it has done and that would be equal work here."""
         for job in jobs:
             try:
-                if self._up_to_date(job) is not None:
-                    continue
-                with self._lock():
-                    write_json(self.directory / SNAPSHOT, self.recipe)
-                    entry = self._adopt(job, self._inputs(job))
-                    if entry is not None:
-                        self._commit(entry)
+                self._share(job)
             except ManifestError as error:
                 log.debug("%s: not shared: %s", job.stage, error)
+
+    def _share(self, job: Job) -> None:
+        if self._up_to_date(job) is not None:
+            return
+        with self._lock():
+            write_json(self.directory / SNAPSHOT, self.recipe)
+            entry = self._adopt(job, self._inputs(job))
+            if entry is not None:
+                self._commit(entry)
 
     def status(self, jobs: Sequence[Job] = (), verify: bool = False) -> list[StageState]:
         """The state of each stage: of `jobs`, in their order, then of all others in the manifest.
