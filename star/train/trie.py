@@ -1,0 +1,122 @@
+"""Rows that share prefixes as one packed sequence in which every shared token stands once.
+
+The rows of a group share their prompt always, and with forks far more. Sorted by their ids, each row adds to a radix tree only what
+it does not share with the row before it: its strand. Strands lie one after the other, and a token's position is its depth.
+Whatever hangs from a strand lies behind it without gaps, so a token's ancestors are few runs of tokens: `Crossing` says
+which run of tokens attends to which run of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+class Crossing(NamedTuple):
+    """Tokens [begin, end) descend from all of the tokens [first, last) of one strand."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Trie:
+    """The packed rows. U tokens, B rows of at most T tokens."""
+
+    ids: torch.Tensor
+    """(U,)"""
+    positions: torch.Tensor
+    """(U,) depth of each token."""
+    parents: torch.Tensor
+    """(U,) where the token before each token lies; -1 at a root."""
+    places: torch.Tensor
+    """(B, T) where each token of each row lies; 0 on padding."""
+    strands: tuple[tuple[int, int], ...]
+    """[begin, end) of each strand, in order, without gaps."""
+    crossings: tuple[Crossing, ...]
+    """In order of their queries' depth: what a strand attends to first is its own root."""
+    tokens: int
+    """Tokens of all rows, shared ones counted as often as they occur."""
+
+    @property
+    def sharing(self) -> float:
+        """How often a token is used on average (1 means that nothing is shared)."""
+        return self.tokens / max(1, len(self.ids))
+
+
+def pack(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Trie:
+    """The trie of a padded batch (B, T); padding stands on the left, on the right, or on both sides."""
+    mask = attention_mask.bool().cpu()
+    rows = [ids[held] for ids, held in zip(input_ids.cpu(), mask, strict=True)]
+    listed = [row.tolist() for row in rows]
+    order = sorted(range(len(rows)), key=listed.__getitem__)
+    places = torch.zeros(input_ids.shape, dtype=torch.long)
+    lengths, forks, parents = list[int](), list[int](), list[torch.Tensor]()
+    before = place = torch.empty(0, dtype=torch.long)
+    total = 0
+    for index in order:
+        row = rows[index]
+        shared = _shared(before, row)
+        place = torch.cat([place[:shared], torch.arange(total, total + len(row) - shared)])
+        places[index, mask[index]] = place
+        if len(row) > shared:
+            forks.append(shared)
+            parents.append(torch.nn.functional.pad(place, (1, 0), value=-1)[shared : len(row)])
+            lengths.append(len(row) - shared)
+        total += len(row) - shared
+        before = row
+    device = input_ids.device
+    ids = torch.zeros(total, dtype=torch.long)
+    ids[places[mask]] = torch.cat(rows)
+    above = torch.cat(parents) if parents else place
+    positions = torch.zeros(total, dtype=torch.long)
+    positions[places[mask]] = (mask.cumsum(1) - 1)[mask]
+    begins = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
+    strands = tuple(zip(begins[:-1], begins[1:], strict=True))
+    return Trie(
+        ids.to(device), positions.to(device), above.to(device), places.to(device), strands,
+        _crossings(strands, forks, [int(above[begin]) for begin in begins[:-1]]), sum(map(len, rows)),
+    )  # fmt: skip
+
+
+def _shared(one: torch.Tensor, other: torch.Tensor) -> int:
+    """Length of the common prefix."""
+    size = min(len(one), len(other))
+    differ = (one[:size] != other[:size]).nonzero()
+    return int(differ[0]) if len(differ) else size
+
+
+def _crossings(strands: Sequence[tuple[int, int]], forks: Sequence[int], parents: Sequence[int]) -> tuple[Crossing, ...]:
+    """`forks`: depth at which each strand leaves its parent; `parents`: the token it leaves from."""
+    found: dict[tuple[int, int], Crossing] = {}
+    above: list[int] = []
+    for number, (begin, _) in enumerate(strands):
+        while above and forks[above[-1]] >= forks[number]:
+            above.pop()
+        above.append(number)
+        if parents[number] < 0:
+            continue
+        end = next((strands[n][0] for n in range(number + 1, len(strands)) if forks[n] <= forks[number]), strands[-1][1])
+        first = next(b for b, e in strands if b <= parents[number] < e)
+        key = (first, parents[number] + 1)
+        begun = found[key].begin if key in found else begin
+        found[key] = Crossing(begun, end, *key)
+    return tuple(found.values())
+
+
+def together(group: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+    """An order of rows (B,) that keeps each group's rows side by side, and rows with the longest shared prefixes next to each other.
+
+    Groups come in the order in which their first row does.
+    """
+    first: dict[int, int] = {}
+    for index, name in enumerate(group.tolist()):
+        first.setdefault(name, index)
+    listed = input_ids.tolist()
+    order = sorted(range(len(listed)), key=lambda row: (first[int(group[row])], listed[row]))
+    return torch.tensor(order, device=group.device)
