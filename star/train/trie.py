@@ -1,8 +1,8 @@
 """Rows that share prefixes as one packed sequence in which every shared token stands once.
 
-The rows of a group share their prompt always, and with forks far more. Sorted by their ids, each row adds to a radix tree only what
-it does not share with the row before it: its strand. Strands lie one after the other, and a token's position is its depth.
-Whatever hangs from a strand lies behind it without gaps, so a token's ancestors are few runs of tokens: `Crossing` says
+The rows of a group share their prompt always, and with forks far more. Sorted by their ids, each row adds to a radix tree
+only what it does not share with the row before it: its strand. Strands lie one after the other, and a token's position is its
+depth. Whatever hangs from a strand lies behind it without gaps, so a token's ancestors are few runs of tokens: `Crossing` says
 which run of tokens attends to which run of keys.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,7 +40,7 @@ class Trie:
     strands: tuple[tuple[int, int], ...]
     """[begin, end) of each strand, in order, without gaps."""
     crossings: tuple[Crossing, ...]
-    """In order of their queries' depth: what a strand attends to first is its own root."""
+    """Each token's ancestors outside its strand, once."""
     tokens: int
     """Tokens of all rows, shared ones counted as often as they occur."""
 
@@ -76,8 +77,8 @@ def pack(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Trie:
     above = torch.cat(parents) if parents else place
     positions = torch.zeros(total, dtype=torch.long)
     positions[places[mask]] = (mask.cumsum(1) - 1)[mask]
-    begins = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
-    strands = tuple(zip(begins[:-1], begins[1:], strict=True))
+    begins = [0, *accumulate(lengths)]
+    strands = tuple(pairwise(begins))
     return Trie(
         ids.to(device), positions.to(device), above.to(device), places.to(device), strands,
         _crossings(strands, forks, [int(above[begin]) for begin in begins[:-1]]), sum(map(len, rows)),
@@ -109,14 +110,32 @@ def _crossings(strands: Sequence[tuple[int, int]], forks: Sequence[int], parents
     return tuple(found.values())
 
 
-def together(group: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-    """An order of rows (B,) that keeps each group's rows side by side, and rows with the longest shared prefixes next to each other.
+def regrouped(batches: Sequence[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    """The rows of equally large batches dealt out again, so that rows of a group, and those that share most, lie side by side.
 
-    Groups come in the order in which their first row does.
+    "row" holds the number of each row before it was shuffled; groups are runs of `size`. Groups come in the order of their
+    first rows.
     """
-    first: dict[int, int] = {}
-    for index, name in enumerate(group.tolist()):
-        first.setdefault(name, index)
-    listed = input_ids.tolist()
-    order = sorted(range(len(listed)), key=lambda row: (first[int(group[row])], listed[row]))
-    return torch.tensor(order, device=group.device)
+    whole = {name: _joined([batch[name] for batch in batches]) for name in batches[0]}
+    groups = (whole["row"] // size).tolist()
+    ids = torch.cat([whole["prompt_ids"], whole["completion_ids"]], dim=1).tolist()
+    order = sorted(range(len(ids)), key=lambda row: (groups.index(groups[row]), ids[row]))
+    share = len(order) // len(batches)
+    return [
+        {name: _rows(value, order[start : start + share]) for name, value in whole.items()}
+        for start in range(0, len(order), share)
+    ]  # fmt: skip
+
+
+def _joined(values: list[Any]) -> Any:
+    """One field of several batches: rows are joined, what is not by rows is the same in all."""
+    first = values[0]
+    if isinstance(first, list):
+        return [item for value in values for item in value]
+    return torch.cat(values) if isinstance(first, torch.Tensor) and first.ndim else first
+
+
+def _rows(value: Any, chosen: list[int]) -> Any:
+    if isinstance(value, list):
+        return [value[row] for row in chosen]
+    return value[chosen] if isinstance(value, torch.Tensor) and value.ndim else value

@@ -1,6 +1,7 @@
 """Attention within a packed trie: every token attends to its ancestors and itself, and nothing is masked.
 
-Within a strand attention is causal. Across strands it is full, since what hangs from a fork attends to all that lies before the fork.
+Within a strand attention is causal. Across strands it is full, since what hangs from a fork attends to all that lies before
+the fork.
 On a CPU the parts are computed by the flash kernel and merged by their log-sum-exp; the merged result and log-sum-exp also
 give each part's gradient (FlashAttention-2, arXiv 2307.08691, section 3.1; the merge is that of Ring Attention,
 arXiv 2310.01889). Elsewhere each strand attends to its concatenated ancestors through torch's public attention.
@@ -76,9 +77,7 @@ class Merged(torch.autograd.Function):
     """The same by parts without copies of keys, on a CPU. Heads are seen as (key heads, queries per key head)."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, trie: Trie, scale: float
-    ) -> torch.Tensor:
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, trie: Trie, scale: float) -> torch.Tensor:
         q, k, v = _grouped(query, key), _grouped(key, key, query), _grouped(value, key, query)
         mixed = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
         out = _grouped(mixed.transpose(1, 2), key)
@@ -99,7 +98,7 @@ class Merged(torch.autograd.Function):
         return mixed
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         query, key, value, mixed, total = ctx.saved_tensors
         q, k, v = _grouped(query, key), _grouped(key, key, query), _grouped(value, key, query)
         out, seen = _grouped(mixed.transpose(1, 2), key), _grouped(gradient.transpose(1, 2), key)
@@ -122,7 +121,7 @@ class Merged(torch.autograd.Function):
 
 
 def _grouped(states: torch.Tensor, key: torch.Tensor, query: torch.Tensor | None = None) -> torch.Tensor:
-    """(1, heads, tokens, size) as a view (key heads, queries per key head, tokens, size); with `query`, keys repeated by stride."""
+    """(1, heads, tokens, size) as a view (key heads, queries per key head, tokens, size); with `query`, keys repeat."""
     if query is None:
         return states[0].unflatten(0, (key.shape[1], states.shape[1] // key.shape[1]))
     return states[0].unsqueeze(1).expand(-1, query.shape[1] // key.shape[1], -1, -1)

@@ -7,6 +7,7 @@ is approximated. The values are scattered back to the rows, so a loss over rows 
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,10 +21,45 @@ logger = logging.getLogger(__name__)
 
 SCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "output_router_logits")
+ENOUGH = 1.1
+"""Row tokens per unique token from which a trie is used."""
 BLOCK = 1 << 25
 """Logits that are held at a time; beyond that the backward pass computes them again."""
 TOLERANCE = 1e-3
 """Largest difference in a log-probability between a trie of two short rows and the rows themselves, in float32."""
+
+
+class Tries:
+    """Scores rows through tries where that is wanted, possible and worth it; says once why it is not possible."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self._known: dict[int, bool] = {}
+
+    def serve(self, model: Any) -> bool:
+        """Whether rows of this model may be scored through tries."""
+        if self._wanted and id(model) not in self._known:
+            reason = obstacle(model)
+            self._known[id(model)] = reason is None
+            if reason is not None:
+                logger.warning(
+                    "rl.trie: what rollouts share is computed for each of them, since this model cannot do without: %s", reason
+                )
+        return self._wanted and self._known[id(model)]
+
+    def scores(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, asked: torch.Tensor, temperature: float,
+        context: ExitStack | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:  # fmt: skip
+        """`trie_scores` of a padded batch, or None. `context` is to be closed after the backward pass."""
+        if not self.serve(model):
+            return None
+        trie = pack(input_ids, attention_mask)
+        if trie.sharing < ENOUGH:
+            return None
+        if context is not None:
+            context.enter_context(attending(_inner(model)))
+        return trie_scores(model, trie, asked, temperature)
 
 
 def obstacle(model: Any) -> str | None:
@@ -48,8 +84,8 @@ def obstacle(model: Any) -> str | None:
         return f"its attention is {inner.config._attn_implementation} of {type(inner).__name__}"
     if any(part.is_prompt_learning for part in getattr(model, "peft_config", {}).values()):
         return "its adapter adds tokens of its own"
-    dropout = [m for m in inner.modules() if isinstance(m, torch.nn.Dropout) and m.p] or getattr(config, "attention_dropout", 0)
-    return "it has dropout" if dropout else _difference(model, inner)
+    dropout = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in inner.modules())
+    return "it has dropout" if dropout or getattr(config, "attention_dropout", 0) else _difference(model, inner)
 
 
 def _inner(model: Any) -> Any:
@@ -73,9 +109,7 @@ def _difference(model: Any, inner: Any) -> str | None:
     return None if worst <= allowed else f"its attention is not the usual one (log-probabilities differ by {worst:.2g})"
 
 
-def trie_scores(
-    model: Any, trie: Trie, asked: torch.Tensor, temperature: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def trie_scores(model: Any, trie: Trie, asked: torch.Tensor, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """(log-probabilities, entropies in nats) of row tokens given what stands before them, both (B, T), 0 where not `asked`.
 
     `asked` (B, T, bool) names no padding and no first token of a row. Gradients flow through the log-probabilities.
