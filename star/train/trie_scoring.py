@@ -42,9 +42,8 @@ class Tries:
             reason = obstacle(model)
             self._known[id(model)] = reason is None
             if reason is not None:
-                logger.warning(
-                    "rl.trie: what rollouts share is computed for each of them, since this model cannot do without: %s", reason
-                )
+                name = type(_inner(model)).__name__
+                logger.warning("rl.trie: no tries for %s, since %s; what rollouts share is computed for each", name, reason)
         return self._wanted and self._known[id(model)]
 
     def scores(
