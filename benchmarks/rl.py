@@ -24,7 +24,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ def trie_figures(shape: Shape, trainer: Ways, repeats: int) -> dict[str, Any]:
         "trie": ("trie", shape.rows),
     }
     gradients, seconds, work, memory = {}, dict.fromkeys(ways, 1e9), dict.fromkeys(ways, 1e9), {}
-    for turn in range(repeats + 1):
+    for turn in range(repeats):
         for name, (way, rows) in ways.items():
             net.zero_grad()
             base = held()
@@ -266,20 +266,26 @@ def rollout_figures(renderer: Renderer, net: Any, repeats: int) -> dict[str, Any
 
 @dataclass
 class Uncertain:
-    """The expert's words as token ids, each turn with an entropy drawn at random."""
+    """The expert's words as token ids, each turn of each rollout with an entropy drawn at random."""
 
     renderer: Renderer
-    name: str = "uncertain"
+    expert: Policy
+    name: str = "expert with random entropies"
+    _said: dict[tuple[str, int], Completion] = field(default_factory=dict)
 
     def complete(self, conversations: Sequence[Conversation]) -> list[Completion | None]:
-        return [
-            said and self._said(talk, said) for talk, said in zip(conversations, teacher().complete(conversations), strict=True)
-        ]
+        return [self._turn(talk) for talk in conversations]
 
-    def _said(self, talk: Conversation, said: Completion) -> Completion:
-        ids = tuple(self.renderer.completion_ids(said.text))
+    def _turn(self, talk: Conversation) -> Completion:
+        key = (talk.query.id, len(talk.turns))
+        if key not in self._said:
+            said = self.expert.complete([talk])[0]
+            assert said is not None
+            ids = tuple(self.renderer.completion_ids(said.text))
+            self._said[key] = replace(said, token_ids=ids, logprobs=(0.0,) * len(ids))
+        said = self._said[key]
         entropy = random.Random(f"{talk.id}/{len(talk.turns)}").random()
-        return replace(said, token_ids=ids, logprobs=(0.0,) * len(ids), entropies=(entropy,) * len(ids))
+        return replace(said, entropies=(entropy,) * len(said.token_ids))
 
 
 def arpo_figures(policy: Policy, size: int, count: int, limits: Limits) -> dict[str, Any]:
@@ -321,8 +327,8 @@ def _forks(rows: list[Trajectory], count: int) -> dict[str, Any]:
 
 
 def measured(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    rows = played(60)
-    renderer = Renderer(tiny.tokenizer([messages_of(row) for row in rows], WORLD.names(), VOCABULARY))
+    rows = [messages_of(row) for row in played(24)] * 3  # a phrase must recur to become a token
+    renderer = Renderer(tiny.tokenizer(rows, WORLD.names(), VOCABULARY))
     net = tiny.model(Tiny(), renderer.tokenizer, 0)
     settings = Rl(group=8, queries=2, micro_batch=16, steps=1)
     queries = WORLD.queries("rl", 4, 0)
@@ -330,9 +336,9 @@ def measured(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     trainer = Ways(net, Setup(settings, WORLD, WORLD.score, algorithm, Sum(), renderer, queries, 0), scratch)
     trainer.current_gradient_accumulation_steps = 1
     net.eval()
-    rollouts = rollout_figures(renderer, net, 2)
+    rollouts = rollout_figures(renderer, net, options.repeats)
     limits = Limits(turns=12, turn_tokens=120, context=1024)
-    policy: Policy = Uncertain(renderer)
+    policy: Policy = Uncertain(renderer, teacher())
     if options.checkpoint:
         trained, tokenizer = models.load(options.checkpoint)
         policy = HFPolicy(trained, Renderer(tokenizer), limits, name=options.checkpoint.name, patience=0.0)
