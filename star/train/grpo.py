@@ -249,7 +249,7 @@ class StarGRPOTrainer(GRPOTrainer):
         """
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is not None and self._buffered_inputs is not before and self._tries.serve(self.model):
+        if self._buffered_inputs is not None and self._buffered_inputs is not before and self._tries.serve(self.model_wrapped):
             self._buffered_inputs = regrouped(self._buffered_inputs, self.num_generations)
             inputs = self._buffered_inputs[self._step % len(self._buffered_inputs)]
         return trimmed(inputs)

@@ -66,7 +66,7 @@ def obstacle(model: Any) -> str | None:
     inner = _inner(model)
     if not isinstance(inner, PreTrainedModel):
         return f"it is wrapped in {type(model).__name__}"
-    if any(isinstance(parameter, DTensor) or parameter.device.type == "meta" for parameter in inner.parameters()):
+    if any(isinstance(p, DTensor) or hasattr(p, "ds_id") or p.device.type == "meta" for p in inner.parameters()):
         return "its parameters are sharded"
     config = inner.config.get_text_config()
     if any(getattr(config, name, None) for name in EXPERTS):
