@@ -122,6 +122,9 @@ class Rl:
     """Optimizer steps that a batch of rollouts is split into."""
     micro_batch: int = 8
     """Rollouts per forward pass and process."""
+    trie: Literal["auto", "off"] = "auto"
+    """"auto" computes what rollouts of a forward pass share only once, where that pays and the model allows it. The loss and its
+    gradient are the same; groups then stay together in forward passes and in the optimizer steps of `updates`."""
     lr: float = 2e-6
     optimizer: Literal["adamw", "muon"] = "adamw"
     """As `sft.optimizer`."""

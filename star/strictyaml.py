@@ -1,4 +1,4 @@
-"""YAML without its traps: plain data only, a key given twice is refused, and 5e-6 is a number."""
+"""YAML without its traps: plain data only, a key given twice is refused, 5e-6 is a number, and off and no are words."""
 
 from __future__ import annotations
 
@@ -49,3 +49,8 @@ class _Loader(yaml.SafeLoader):
 
 _EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+_BOOLEAN = "tag:yaml.org,2002:bool"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag != _BOOLEAN or first in "tTfF"]
+    for first, forms in _Loader.yaml_implicit_resolvers.items()
+}

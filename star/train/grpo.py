@@ -10,6 +10,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from star.train.credit import CUT, segment_ids, shared_mean
 from star.train.optimizer import MuonAdamW
 from star.train.scoring import compact, token_scores
 from star.train.tokens import Flat, Renderer
+from star.train.trie import regrouped
+from star.train.trie_scoring import Tries
 from star.types import Query, Score, Trajectory
 
 NARROW = ("prompt_ids", "prompt_mask")
@@ -37,6 +40,7 @@ WIDE = (
     "tool_mask",
     "sampling_per_token_logps",
     "old_per_token_logps",
+    "ref_per_token_logps",
     "advantages",
 )
 """Rows of a batch that are padded on the left, and on the right."""
@@ -109,6 +113,9 @@ class StarGRPOTrainer(GRPOTrainer):
         self._order: list[str] = []
         self._segments: list[list[int]] = []
         self._looked_at: torch.Tensor | None = None
+        self._tries = Tries(setup.settings.trie == "auto")
+        self._step_context = ExitStack()
+        self._buffered_inputs: list[dict[str, Any]] | None = None
         self.kept: list[dict[str, Any]] = []
         """Best and worst trajectory of each batch of rollouts since the last time they were taken."""
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is pinned by the version range
@@ -190,6 +197,7 @@ class StarGRPOTrainer(GRPOTrainer):
         weights = self.setup.reward.weights(self.progress)
         self.reward_weights = torch.tensor([weights[name] for name in COMPONENTS], dtype=torch.float32)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        output["row"] = torch.arange(len(inputs))
         if getattr(self.setup.algorithm, "advantage", "soft") == "hard":
             width = output["completion_ids"].shape[1]
             padded = [row + [-1] * (width - len(row)) for row in self._segments]
@@ -210,18 +218,48 @@ class StarGRPOTrainer(GRPOTrainer):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,
-        *args: Any,
+        batch_size: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        if self._looked_at is None or not compact(model):
-            return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
-        asked = torch.nn.functional.pad(self._looked_at, (input_ids.shape[1] - logits_to_keep, 0)).bool()
-        logprobs, entropies = token_scores(model, input_ids, attention_mask, asked, self.temperature)
-        return logprobs[:, -logits_to_keep:], entropies[:, -logits_to_keep:], None
+        """TRL's scores; through tries, or at the asked positions only, where that gives the same values for less."""
+        size = max(batch_size or 0, self.num_generations)
+        if batch_size and len(input_ids) > size and self._tries.serve(model):
+            chunks = zip(input_ids.split(size), attention_mask.split(size), strict=True)
+            parts = [
+                self._get_per_token_logps_and_entropies(model, *chunk, logits_to_keep, batch_size, **kwargs) for chunk in chunks
+            ]
+            return torch.cat([part[0] for part in parts]), None, None
+        looked_at = attention_mask[:, -logits_to_keep:] if self._looked_at is None else self._looked_at
+        asked = torch.nn.functional.pad(looked_at, (input_ids.shape[1] - logits_to_keep, 0)).bool()
+        context = self._step_context if torch.is_grad_enabled() else None
+        with self.accelerator.autocast():
+            found = self._tries.scores(model, input_ids, attention_mask, asked, self.temperature, context)
+        if found is None and self._looked_at is not None and compact(model):
+            found = token_scores(model, input_ids, attention_mask, asked, self.temperature)
+        if found is None:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs
+            )
+        return found[0][:, -logits_to_keep:], found[1][:, -logits_to_keep:], None
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """TRL's; the model attends through its trie until the backward pass is over, which may run layers again."""
+        with self._step_context:
+            loss: torch.Tensor = super().training_step(*args, **kwargs)
+        return loss
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Cut a micro-batch down to its own longest row; the loss does not see padding."""
-        return trimmed(super()._prepare_inputs(generation_batch))
+        """Keep groups together in micro-batches where tries are used, and cut a micro-batch down to its own longest row.
+
+        TRL has just shuffled the rows of all groups. The shuffle still decides the order of the groups, and without tries
+        the order of rows is TRL's. The loss sees neither padding nor the order of the rows of one optimizer step.
+        """
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is not None and self._buffered_inputs is not before and self._tries.serve(self.model_wrapped):
+            self._buffered_inputs = regrouped(self._buffered_inputs, self.num_generations)
+            inputs = self._buffered_inputs[self._step % len(self._buffered_inputs)]
+        return trimmed(inputs)
 
     def note(self, groups: list[list[Trajectory]], flats: list[Flat]) -> None:
         """Log what the batch of rollouts was like, and keep its best and worst trajectory."""
