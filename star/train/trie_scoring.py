@@ -84,7 +84,7 @@ def obstacle(model: Any) -> str | None:
     if any(part.is_prompt_learning for part in getattr(model, "peft_config", {}).values()):
         return "its adapter adds tokens of its own"
     dropout = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in inner.modules())
-    return "it has dropout" if dropout or getattr(config, "attention_dropout", 0) else _difference(model, inner)
+    return "it has dropout" if dropout or bool(getattr(config, "attention_dropout", None)) else _difference(model, inner)
 
 
 def _inner(model: Any) -> Any:

@@ -38,7 +38,7 @@ class TravelWorld:
     """Lengths of the sampled trips."""
     mix: tuple[float, ...] = (4, 3, 3)
     """Weights of easy, medium and hard queries."""
-    varied_thoughts: bool = False
+    varied_thoughts: bool = True
     """Whether the expert words its thoughts in more than one way."""
     tool_failure_rate: float = 0.0
     """Share of tool calls that fail on purpose."""
