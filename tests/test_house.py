@@ -30,7 +30,7 @@ LAYERS = [
     {"tools", "rewards", "metrics", "worlds", "policies", "algorithms"},
     {"rollout", "journal"},
     {"train"},
-    {"pipeline", "synth", "sft", "rl", "eval", "report", "charts", "score", "answers", "data", "fetch", "options", "console"},
+    {"pipeline", "synth", "draw", "sft", "rl", "eval", "report", "charts", "score", "answers", "data", "fetch", "options", "console"},
     {"cli"},
     {"__main__"},
 ]

@@ -59,6 +59,8 @@ class Catalogue:
         self.database = database
         self._strict, self._official = sandbox(database, "strict"), sandbox(database, "official")
         self.town = lru_cache(maxsize=None)(self._town)
+        self.way_in = lru_cache(maxsize=None)(self._way_in)
+        self._routes = database.flight_routes()
         self.fare = lru_cache(maxsize=1 << 16)(self._fare)
 
     def road(self, origin: str, destination: str, mode: str) -> int | None:
@@ -66,8 +68,18 @@ class Catalogue:
         length = self._official.kilometres(origin, destination)
         return None if length is None else int(length * DOLLARS_A_KILOMETRE[mode])
 
+    def _way_in(self, city: str, mode: str) -> float:
+        """The least that one car pays to get there from another city of its state; nothing for a flight, if there is one."""
+        others = self.database.cities(self.database.state_of(city) or "")
+        if mode == "flight":
+            return 0.0 if any((other, city) in self._routes for other in others) else math.inf
+        prices = [price for other in others if other != city and (price := self.road(other, city, mode)) is not None]
+        return min(prices, default=math.inf)
+
     def _fare(self, origin: str, destination: str, date: str) -> Flight | None:
         """The cheapest flight of a day whose number every mode reads as this flight at this price."""
+        if (origin, destination) not in self._routes:
+            return None
         rows = self.database.flights(origin, destination, date)
         fit = [row for row in rows if self.database.flights_numbered(row.number)[0].price == row.price]
         fit = [row for row in fit if (row.origin, row.destination) == (origin, destination)]
@@ -111,4 +123,5 @@ def _rows(box: Sandbox, field: str, name: str, city: str) -> tuple[Row, ...]:
 
 
 def cars(people: int, mode: str) -> int:
-    return math.ceil(people / SEATS[mode])
+    """Cars that a party needs; seats of a flight are paid one by one."""
+    return people if mode == "flight" else math.ceil(people / SEATS[mode])

@@ -30,7 +30,7 @@ from star.worlds.travel.tables import Restaurant
 from star.worlds.travel.text import name_key
 from star.worlds.travel.witness import Witness
 
-FAMILIES: tuple[tuple[str, ...], ...] = (("flight", "taxi"), ("self-driving",))
+FAMILIES: tuple[tuple[str, ...], ...] = (("self-driving",), ("flight", "taxi"))
 BANNED = {"no flight": "flight", "no self-driving": "self-driving"}
 
 Menu = dict[int, tuple[float, tuple[Restaurant, ...]]]
@@ -49,17 +49,23 @@ class Certificate:
 
 def certify(trip: Trip, catalogue: Catalogue) -> Certificate | None:
     """The cheapest plan, whatever the budget; None proves that no plan exists."""
-    found = [plan for family in FAMILIES if (plan := optimum(trip, catalogue, family)) is not None]
-    best = min(found, key=lambda plan: plan.cost, default=None)
+    best: Witness | None = None
+    for family in FAMILIES:
+        best = optimum(trip, catalogue, family, limit=best.exact if best else math.inf) or best
     return None if best is None else Certificate(trip, best.cost, best)
 
 
-def optimum(trip: Trip, catalogue: Catalogue, family: Sequence[str], full: bool = False) -> Witness | None:
-    """The cheapest plan with this transport; `full` also eats dinner on each arrival and breakfast on the last day."""
+def optimum(
+    trip: Trip, catalogue: Catalogue, family: Sequence[str], full: bool = False, limit: float = math.inf
+) -> Witness | None:
+    """The cheapest plan with this transport that costs less than `limit` US dollars.
+
+    `full` also eats dinner on each arrival and breakfast on the last day.
+    """
     modes = tuple(mode for mode in family if mode != BANNED.get(trip.transportation or ""))
     if not modes or trip.cities < 1 or trip.days - 1 < trip.cities or len(trip.date) < trip.days:
         return None
-    search = _Search(trip, catalogue, modes, full)
+    search = _Search(trip, catalogue, modes, full, limit)
     search.run()
     return search.witness()
 
@@ -82,13 +88,10 @@ class _Choice:
     lodging: Lodging
     meals: int
     """Meals that must be eaten there."""
-    hotel_cost: float
+    cost: float
+    """US dollars for the hotel and the cheapest meals, whatever their cuisine: a lower bound."""
     food_cost: float
-    """A lower bound: the cheapest meals, whatever their cuisine."""
-
-    @property
-    def cost(self) -> float:
-        return self.hotel_cost + self.food_cost
+    """Those of the meals."""
 
 
 @dataclass(slots=True)
@@ -102,28 +105,48 @@ class _Search:
     eaten: tuple[tuple[Restaurant, ...], ...] = ()
     at_home: tuple[Restaurant, ...] = ()
     """Meals in the city of departure; a plan needs one only where there are no sights."""
-    choices: list[dict[tuple[int, bool], _Choice]] = field(default_factory=list)
+    choices: list[tuple[Town, dict[tuple[int, bool], _Choice]]] = field(default_factory=list)
     rest: list[list[float]] = field(default_factory=list)
     menus: dict[tuple[str, int], Menu] = field(default_factory=dict)
     legs: dict[tuple[str, str, int], Leg | None] = field(default_factory=dict)
 
     def run(self) -> None:
-        nights = self.trip.days - 1
-        self.choices = [options for town in towns_of(self.trip, self.catalogue) if (options := self._options(town))]
-        self.choices.sort(key=lambda options: min(option.cost / option.nights for option in options.values()))
+        nights, towns = self.trip.days - 1, towns_of(self.trip, self.catalogue)
+        home = [leg.cost for town in towns if (leg := self._leg(town.name, self.trip.org, nights))]
+        if not home or not any(self._leg(self.trip.org, town.name, 0) for town in towns):
+            return
+        found = [(town, options) for town in towns if (options := self._options(town))]
+        self.choices = sorted(found, key=lambda item: min(choice.cost / choice.nights for choice in item[1].values()))
+        if len(self.choices) >= self.trip.cities:
+            self._bound(nights, min(home))
+            if self.rest[-1][nights] < self.best:
+                self._go((), self.trip.org, 0, 0.0)
+
+    def _bound(self, nights: int, home: float) -> None:
+        """Least costs of so many more cities in so many nights, with the ways to them and home."""
+        self.rest = [[home] + [math.inf] * nights]
+        ways = [min(self._inner_way(town), self._first_way(town)) for town, _ in self.choices]
         least = [
-            min((options[n, False].cost for options in self.choices if (n, False) in options), default=math.inf)
+            min((item[1][n, False].cost + way for item, way in zip(self.choices, ways, strict=True) if (n, False) in item[1]),
+                default=math.inf)
             for n in range(1, nights + 1)
-        ]
-        self.rest = [[0.0] + [math.inf] * nights]
-        for count in range(self.trip.cities):
-            before = self.rest[count]
+        ]  # fmt: skip
+        for before in range(self.trip.cities):
+            last = self.rest[before]
             row = [
-                min((before[left - n] + least[n - 1] for n in range(1, left + 1)), default=math.inf) for left in range(nights + 1)
+                min((last[left - n] + least[n - 1] for n in range(1, left + 1)), default=math.inf) for left in range(nights + 1)
             ]
             self.rest.append(row)
-        if self.rest[-1][nights] < math.inf:
-            self._go((), self.trip.org, 0, 0.0)
+
+    def _first_way(self, town: Town) -> float:
+        leg = self._leg(self.trip.org, town.name, 0)
+        return leg.cost if leg else math.inf
+
+    def _inner_way(self, town: Town) -> float:
+        """At most what it costs to get there from another city of the trip."""
+        if self.trip.cities == 1:
+            return math.inf
+        return min(self.catalogue.way_in(town.name, mode) * cars(self.trip.people, mode) for mode in self.modes)
 
     def _options(self, town: Town) -> dict[tuple[int, bool], _Choice]:
         """(nights, whether the trip ends there) -> the stay."""
@@ -135,30 +158,25 @@ class _Search:
             if lodging is None or len(town.eateries) < meals or len(town.sights) < nights - 1:
                 continue
             food = sum(item.restaurant.cost for item in town.eateries[:meals]) * trip.people
-            found[nights, last] = _Choice(town, nights, lodging, meals, lodging.price(trip.people) * nights, food)
+            found[nights, last] = _Choice(town, nights, lodging, meals, lodging.price(trip.people) * nights + food, food)
         return found
 
     def _go(self, chosen: tuple[_Choice, ...], here: str, day: int, cost: float) -> None:
         """Extend the stays so far by one, in every way that can still be the cheapest."""
         left, after = self.trip.days - 1 - day, self.trip.cities - len(chosen) - 1
-        for options in self.choices:
-            town = next(iter(options.values())).town
-            if any(choice.town is town for choice in chosen):
-                continue
-            leg = self._leg(here, town.name, day)
+        been = {choice.town.name for choice in chosen}
+        lengths = range(1, left - after + 1) if after else (left,)
+        for town, options in self.choices:
+            leg = None if town.name in been else self._leg(here, town.name, day)
             if leg is None:
                 continue
-            for nights in range(1, left - after + 1) if after else (left,):
+            for nights in lengths:
                 choice = options.get((nights, after == 0))
-                if choice is not None:
+                if choice is not None and cost + leg.cost + choice.cost + self.rest[after][left - nights] < self.best:
                     self._stay((*chosen, choice), day + nights, cost + leg.cost + choice.cost)
 
     def _stay(self, chosen: tuple[_Choice, ...], day: int, cost: float) -> None:
-        """Go on from a stay that ends on a day, if the trip can still be the cheapest."""
-        after = self.trip.cities - len(chosen)
-        if cost + self.rest[after][self.trip.days - 1 - day] >= self.best:
-            return
-        if after:
+        if len(chosen) < self.trip.cities:
             self._go(chosen, chosen[-1].town.name, day, cost)
         else:
             self._close(chosen, cost)
@@ -244,7 +262,7 @@ class _Search:
             for choice, meals in zip(self.found, self.eaten, strict=True)
         ]
         home_sights = self.catalogue.town(self.trip.org).sights
-        return Witness(self.trip, tuple(legs), tuple(stays), math.ceil(self.best), self.at_home, home_sights)
+        return Witness(self.trip, tuple(legs), tuple(stays), self.best, self.at_home, home_sights)
 
 
 def menu(eateries: Sequence[Eatery], count: int, cuisines: Sequence[str]) -> Menu:

@@ -19,7 +19,9 @@ from star.worlds.travel.route import LONGEST_CITY_TRIP
 
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 NUMBERS = {word: number for number, word in enumerate(_WORDS, 1)}
-_MONTHS = tuple("january february march april may june july august september october november december".split())
+_MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november", "december",
+)  # fmt: skip
 _NUMBER = rf"(\d+|{'|'.join(_WORDS)})"
 _MONTH = "|".join(month.capitalize() for month in _MONTHS)
 _ORDINAL = r"(?:st|nd|rd|th)"
@@ -56,6 +58,7 @@ _ROOMS = {
     "entire room": re.compile(r"\bentire (?:\w+ )?(?:room|home|place|unit|apartment)", re.IGNORECASE),
     "private room": re.compile(r"\bprivate (?:\w+ )?rooms?\b|\brooms? (?:\w+ ){1,3}private\b", re.IGNORECASE),
     "not shared room": re.compile(_UNSHARED, re.IGNORECASE),
+    "shared room": re.compile(r"\bshared (?:\w+ )?rooms?\b|\bshare a room\b", re.IGNORECASE),
 }
 """Looked for in this order: "private rooms, not shared ones" asks for private rooms."""
 _RULES = {

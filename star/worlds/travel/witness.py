@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,16 +20,21 @@ Day = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A plan that exists: its legs, its stays in order, and its cost in US dollars for the whole party, rounded up."""
+    """A plan that exists: its legs, its stays in order, and its cost in US dollars for the whole party."""
 
     trip: Trip
     legs: tuple[Leg, ...]
     stays: tuple[Stay, ...]
     """A stay holds all sights of its city that may be seen, and the meals that are eaten."""
-    cost: int
+    exact: float
     at_home: tuple[Restaurant, ...] = ()
     """Meals in the city of departure."""
     home_sights: tuple[Sight, ...] = ()
+
+    @property
+    def cost(self) -> int:
+        """Rounded up to whole dollars."""
+        return math.ceil(self.exact - 1e-9)
 
     def plan(self) -> list[Day]:
         days = [_blank(number) for number in range(1, self.trip.days + 1)]

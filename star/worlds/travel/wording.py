@@ -66,24 +66,62 @@ BUDGETS = (
     "With everything included, we can pay ${budget}.",
 )
 RULES = {
-    "smoking": ("The accommodation must allow smoking.", "Smoking has to be permitted where we stay.", "Please pick places to stay that are fine with smoking.",
-                "Since there are smokers among us, lodging has to permit it."),
-    "parties": ("The accommodation must allow parties.", "We want to stay where parties are welcome.", "The hosts have to be fine with parties.",
-                "Lodging where parties are permitted is a must."),
-    "pets": ("The accommodation must be pet-friendly.", "We bring our pets, which the hosts have to accept.", "We want to stay where pets are welcome.",
-             "Lodging has to allow pets."),
-    "visitors": ("The accommodation must allow visitors.", "We want to stay where visitors are welcome.", "It should be possible to have visitors where we stay.",
-                 "Lodging has to permit visitors."),
-    "children under 10": ("The accommodation must allow children under 10.", "We travel with children under 10, who have to be welcome where we stay.",
-                          "Lodging has to be suitable for children under 10.", "Please pick places that accept kids, as ours are under 10."),
+    "smoking": (
+        "The accommodation must allow smoking.",
+        "Smoking has to be permitted where we stay.",
+        "Please pick places to stay that are fine with smoking.",
+        "Since there are smokers among us, lodging has to permit it.",
+    ),
+    "parties": (
+        "The accommodation must allow parties.",
+        "We want to stay where parties are welcome.",
+        "The hosts have to be fine with parties.",
+        "Lodging where parties are permitted is a must.",
+    ),
+    "pets": (
+        "The accommodation must be pet-friendly.",
+        "We bring our pets, which the hosts have to accept.",
+        "We want to stay where pets are welcome.",
+        "Lodging has to allow pets.",
+    ),
+    "visitors": (
+        "The accommodation must allow visitors.",
+        "We want to stay where visitors are welcome.",
+        "It should be possible to have visitors where we stay.",
+        "Lodging has to permit visitors.",
+    ),
+    "children under 10": (
+        "The accommodation must allow children under 10.",
+        "We travel with children under 10, who have to be welcome where we stay.",
+        "Lodging has to be suitable for children under 10.",
+        "Please pick places that accept kids, as ours are under 10.",
+    ),
 }
 ROOMS = {
-    "entire room": ("We want an entire room to ourselves.", "Only an entire room will do.", "Please book entire rooms.",
-                    "Entire rooms are what we need for the nights."),
-    "private room": ("We want a private room.", "The room has to be private.", "Please book private rooms.", "Private rooms are required."),
-    "shared room": ("A shared room is what we want.", "We would like a shared room.", "Please book a shared room.", "Shared rooms suit us well."),
-    "not shared room": ("The room must not be shared.", "Anything but a shared room is fine.", "Please do not book shared rooms.",
-                        "Non-shared rooms are a must."),
+    "entire room": (
+        "We want an entire room to ourselves.",
+        "Only an entire room will do.",
+        "Please book entire rooms.",
+        "Entire rooms are what we need for the nights.",
+    ),
+    "private room": (
+        "We want a private room.",
+        "The room has to be private.",
+        "Please book private rooms.",
+        "Private rooms are required.",
+    ),
+    "shared room": (
+        "A shared room is what we want.",
+        "We would like a shared room.",
+        "Please book a shared room.",
+        "Shared rooms suit us well.",
+    ),
+    "not shared room": (
+        "The room must not be shared.",
+        "Anything but a shared room is fine.",
+        "Please do not book shared rooms.",
+        "Non-shared rooms are a must.",
+    ),
 }
 CUISINES = (
     "We would like to eat {cuisines} food.",
@@ -96,10 +134,22 @@ CUISINES = (
     "We are curious about {cuisines} cooking.",
 )
 TRANSPORT = {
-    "no flight": ("We do not want to fly.", "Please plan without flights.", "Air travel is out of the question, so no planes.", "We avoid flying.",
-                  "We would rather stay on the ground, without any flight.", "Our journey should not involve any flights."),
-    "no self-driving": ("We will not drive ourselves.", "Please plan without self-driving.", "Self-driving is no option, so please do not plan on driving ourselves.",
-                        "We would prefer not to self-drive.", "There is no plan of self-driving.", "Nobody wants to be behind the wheel, so no self-driving."),
+    "no flight": (
+        "We do not want to fly.",
+        "Please plan without flights.",
+        "Air travel is out of the question, so no planes.",
+        "We avoid flying.",
+        "We would rather stay on the ground, without any flight.",
+        "Our journey should not involve any flights.",
+    ),
+    "no self-driving": (
+        "We will not drive ourselves.",
+        "Please plan without self-driving.",
+        "Self-driving is no option, so please do not plan on driving ourselves.",
+        "We would prefer not to self-drive.",
+        "There is no plan of self-driving.",
+        "Nobody wants to be behind the wheel, so no self-driving.",
+    ),
 }
 SINGLE = (
     ("among us", "in my family"), ("We are", "I am"), ("We ", "I "), ("we ", "I "), ("ourselves", "myself"), ("Our ", "My "),
@@ -121,8 +171,6 @@ def word(trip: Trip, rng: random.Random) -> str:
     opening = rng.choice(OPENINGS).format(
         length=_length(trip.days, rng),
         span=rng.choice(("7 days", "a week") if trip.days == 7 else (f"{trip.days} days", f"{_WORDS[trip.days]} days")),
-        if trip.days != 7
-        else rng.choice(("7 days", "a week")),
         org=trip.org,
         dest=trip.dest,
         cities=_counted(rng.choice(CITIES), trip.cities) if trip.cities > 1 else "",
