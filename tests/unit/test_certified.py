@@ -3,6 +3,7 @@ tested on what they were trained on."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,12 +12,18 @@ from typing import Any
 import pytest
 
 from star.cli import main
+from star.policies.expert import ExpertPolicy
+from star.recipe import Limits, build_world, find, load
+from star.records import to_json
+from star.rollout import Group, Rollout
+from star.types import Query
 from star.worlds.travel.certified import Row, Sampler, Wanted, key_of
 from star.worlds.travel.checks import judge
 from star.worlds.travel.database import Database
 from star.worlds.travel.extract import Extractor
 from star.worlds.travel.facts import Trip
 from star.worlds.travel.generate import Size, generate
+from star.worlds.travel.world import TravelWorld
 
 WORLD = Database(generate(Size(cities=16, restaurants=12, hotels=6, sights=6), 3))
 REAL = pytest.param("real", marks=pytest.mark.slow)
@@ -112,3 +119,22 @@ def test_wrong_wishes_are_refused(
     assert main(["synth", "queries", *words]) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_the_demo_asks_and_is_shown_what_it_always_was() -> None:
+    """The tiny model learns from few forms: neither the queries of the demo nor the words of its expert may drift."""
+    world = build_world(load(find("demo")))
+    digest = hashlib.sha256()
+    for split in ("train", "rl", "dev", "validation"):
+        for query in world.queries(split, 40, 0):
+            digest.update((to_json(query) + world.expert(query)([])).encode())
+    assert digest.hexdigest()[:16] == "39987cbcbc7b59dc"
+
+
+def test_the_expert_plays_certified_queries_however_tight() -> None:
+    world = TravelWorld(size={"cities": 16, "restaurants": 12, "hotels": 6, "sights": 6}, seed=3)
+    for row in draw(WORLD, 40, slack=(1.0, 1.02)):
+        text = row.query["query"]
+        query = Query(row.id, text, row.query, row.query["level"], row.query["days"], "train")
+        rows = Rollout(ExpertPolicy(world), world, Limits(), world.score).run([Group(query, 1, row.id)])[0]
+        assert rows[0].score is not None and rows[0].score.success, rows[0].score

@@ -17,12 +17,11 @@ from star.types import Mode
 from star.worlds.travel.catalogue import Catalogue
 from star.worlds.travel.checks import judge
 from star.worlds.travel.database import Database
-from star.worlds.travel.exact import FAMILIES, Certificate, certify, optimum
+from star.worlds.travel.exact import Certificate, certify, ordinary
 from star.worlds.travel.extract import Extractor
 from star.worlds.travel.facts import DIFFICULTIES, Trip
 from star.worlds.travel.hard import HOUSE_RULES, ROOM_TYPES
 from star.worlds.travel.places import CUISINES
-from star.worlds.travel.witness import Witness
 from star.worlds.travel.wording import word
 
 DRAWS = 4000
@@ -83,17 +82,18 @@ class Sampler:
 
     def _row(self, index: int) -> Row:
         rng = random.Random(f"{self.seed}/certified/{index}")
+        days, level = rng.choice(list(self.wanted.days)), rng.choices(DIFFICULTIES, self.wanted.mix)[0]
         for _ in range(DRAWS):
-            row, reason = self._attempt(index, rng)
+            row, reason = self._attempt(index, rng, days, level)
             if row is not None:
                 return row
             self.counts[reason] += 1
         fix = "Ask for fewer, widen --mix or --slack, exclude less, or use a larger world"
         raise StarError(f"no new query in {DRAWS} draws, after {len(self._seen)} queries", fix)
 
-    def _attempt(self, index: int, rng: random.Random) -> tuple[Row | None, str]:
+    def _attempt(self, index: int, rng: random.Random, days: int, level: str) -> tuple[Row | None, str]:
         """One draw: a row, or why it was dropped."""
-        trip = self._places.draw(self.wanted, rng)
+        trip = self._places.draw(self.wanted.month, rng, days, level)
         if trip is None:
             return None, "no destination of that size"
         key = key_of(trip)
@@ -105,7 +105,7 @@ class Sampler:
         if proof is None:
             return None, self._why(trip)
         trip = replace(trip, budget=self._budget(proof, rng))
-        plan = self._witness(trip, proof)
+        plan = ordinary(trip, self._places.catalogue) or replace(proof.plan, trip=trip)
         if not all(judge(trip.facts(), plan.plan(), self.database, mode).success for mode in MODES):
             return None, "refused by the judge"
         text = self._text(trip, rng)
@@ -142,14 +142,6 @@ class Sampler:
         rounded = (round(drawn / step) * step for step in (100, 10))
         return next((money for money in rounded if low <= money <= high), max(math.ceil(low), math.floor(drawn)))
 
-    def _witness(self, trip: Trip, proof: Certificate) -> Witness:
-        """A plan within the budget with all usual meals if there is one: by air, else by car, else by taxi."""
-        limit, catalogue = (trip.budget or 0) + 1e-6, self._places.catalogue
-        air = optimum(trip, catalogue, FAMILIES[1], full=True, limit=limit)
-        if air is not None and any(leg.flight for leg in air.legs):
-            return air
-        return optimum(trip, catalogue, FAMILIES[0], full=True, limit=limit) or air or replace(proof.plan, trip=trip)
-
     def _text(self, trip: Trip, rng: random.Random) -> str | None:
         texts = (word(trip, rng) for _ in range(WORDINGS))
         return next((text for text in texts if self._places.reader.says(text, trip)), None)
@@ -180,12 +172,11 @@ class Places:
         known = set(self.cities)
         self.routes = sorted(route for route in database.flight_routes() if known.issuperset(route))
 
-    def draw(self, wanted: Wanted, rng: random.Random) -> Trip | None:
+    def draw(self, month: str, rng: random.Random, days: int, level: str) -> Trip | None:
         """The facts of a trip without a budget; None if the drawn state has too few cities."""
-        days, level = rng.choice(list(wanted.days)), rng.choices(DIFFICULTIES, wanted.mix)[0]
         flies = bool(self.routes) and rng.random() < FLYING
         org, dest = rng.choice(self.routes) if flies else rng.sample(self.cities, 2)
-        start = self._start(wanted, rng, days, (org, dest) if flies else None)
+        start = self._start(month, rng, days, (org, dest) if flies else None)
         if days > 3:
             state = self.database.state_of(dest)
             reach = [city for city in self.database.cities(state or "") if city in self.cities and city != org]
@@ -201,9 +192,9 @@ class Places:
             wishes.get("room type"), wishes.get("transportation"), None, level,
         )  # fmt: skip
 
-    def _start(self, wanted: Wanted, rng: random.Random, days: int, route: tuple[str, str] | None) -> datetime.date:
+    def _start(self, month: str, rng: random.Random, days: int, route: tuple[str, str] | None) -> datetime.date:
         """A first day within the month; for a flight one on which it goes, if there is one."""
-        first = datetime.date.fromisoformat(f"{wanted.month}-01")
+        first = datetime.date.fromisoformat(f"{month}-01")
         after = (first + datetime.timedelta(31)).replace(day=1)
         starts = [first + datetime.timedelta(day) for day in range((after - first).days - days + 1)]
         rng.shuffle(starts)

@@ -55,6 +55,15 @@ def certify(trip: Trip, catalogue: Catalogue) -> Certificate | None:
     return None if best is None else Certificate(trip, best.cost, best)
 
 
+def ordinary(trip: Trip, catalogue: Catalogue) -> Witness | None:
+    """The cheapest plan within the budget with all usual meals: by air if one flies, else by car, else by taxi."""
+    limit = math.inf if trip.budget is None else trip.budget + 1e-6
+    air = optimum(trip, catalogue, FAMILIES[1], full=True, limit=limit)
+    if air is not None and any(leg.flight for leg in air.legs):
+        return air
+    return optimum(trip, catalogue, FAMILIES[0], full=True, limit=limit) or air
+
+
 def optimum(
     trip: Trip, catalogue: Catalogue, family: Sequence[str], full: bool = False, limit: float = math.inf
 ) -> Witness | None:
