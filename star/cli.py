@@ -26,7 +26,7 @@ from typer.exceptions import TyperException
 from star import pipeline, plugins
 from star.errors import StarError, UsageError
 from star.manifest import Entry, Run
-from star.options import AsJson, Judging, spread
+from star.options import AsJson, Drawing, Judging, spread
 from star.pipeline import Stage
 from star.recipe import SNAPSHOT, find, load
 from star.records import plain
@@ -113,10 +113,17 @@ def synth(context: typer.Context, common: Common) -> None:
 
 
 @synth_app.command()
-@with_common
-def queries(context: typer.Context, common: Common) -> None:
-    """Sample the queries of all splits."""
-    walk(context, common, ["queries"])
+@spread
+def queries(context: typer.Context, wanted: Drawing, common: Common) -> None:
+    """Sample the queries of all splits; with --count and --out, draw certified queries into a file instead."""
+    if wanted == Drawing():
+        walk(context, common, ["queries"])
+        return
+    if common.run or common.dry_run or common.ancestor:
+        raise UsageError("--run, --dry-run and --from have no effect on queries for a file", "Leave them out")
+    with plugins.load("star.console:listening")(sys.stderr) as progress:
+        result = plugins.load("star.draw:draw")(wanted, common.recipe, common.sets, common.seed or 0, progress)
+    _show("star.draw:tables", result, common.as_json)
 
 
 @synth_app.command()

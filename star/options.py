@@ -36,6 +36,18 @@ class Judging:
     as_json: AsJson = False
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Certified queries to draw into a file, outside any run."""
+
+    count: Annotated[int | None, typer.Option(min=1, help="Draw so many certified queries into --out, outside any run.")] = None
+    out: Annotated[Path | None, typer.Option(help="File for them: a row a query with facts, text and a plan.")] = None
+    database: Annotated[Path | None, typer.Option(help="Store or CSV folder; default: the world of the recipe.")] = None
+    mix: Annotated[str | None, typer.Option(metavar="E:M:H", help="Weights of easy, medium, hard; default 4:3:3.")] = None
+    slack: Annotated[str | None, typer.Option(metavar="LOW:HIGH", help="Budget over the cheapest cost; default 1.05:8.")] = None
+    disjoint_from: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="No trip of this file; repeatable.")] = None
+
+
 def spread(function: Callable[..., None]) -> Callable[..., None]:
     """A command in which each parameter that is a record of options stands for the options themselves."""
     own = inspect.signature(function, eval_str=True)

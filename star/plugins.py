@@ -28,6 +28,7 @@ TABLE: dict[str, dict[str, str]] = {
         "expert": "star.policies.expert:ExpertPolicy",
         "replay": "star.policies.replay:ReplayPolicy",
         "hf": "star.policies.hf:HFPolicy",
+        "openai": "star.policies.openai:OpenAIPolicy",
     },
     "algorithm": {
         "grpo": "star.algorithms.grpo:GRPO",

@@ -12,7 +12,7 @@ from star.journal import play
 from star.manifest import Entry, Run
 from star.pipeline import job
 from star.recipe import Limits, Recipe, build_world
-from star.records import read_jsonl, write_json, write_jsonl
+from star.records import plain, read_jsonl, write_json, write_jsonl
 from star.rollout import Group, Rollout
 from star.stage import Work
 from star.types import Example, Message, Query, Trajectory
@@ -53,6 +53,8 @@ def trajectories(recipe: Recipe, run: Run, command: list[str]) -> Entry:
         played = play(rollout, groups, journal, CHUNK, lambda done, total: run.progress("trajectories", done, total))
         write_jsonl(work.make("trajectories", "trajectories.jsonl"), played)
         work.rows("trajectories", len(played))
+        if hasattr(teacher, "usage"):
+            work.metrics["teacher"] = plain(teacher.usage)
         kept = [row for row in played if row.score is not None and row.score.success]
         _count(work, played, kept, {query.id: query for query in asked})
         if not kept:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -30,8 +34,32 @@ def play(policy: Any, queries: list[Query], limits: Limits = LIMITS, batch: int 
     return [group[0] for group in rollout.run([Group(query, 1, f"p/{query.id}") for query in queries])]
 
 
+class Parrot(BaseHTTPRequestHandler):
+    """A chat server that knows one reply."""
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        data = json.dumps({"choices": [{"message": {"content": "<think>?</think><answer>[]</answer>"}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
 @pytest.fixture(scope="module")
-def policies() -> dict[str, Any]:
+def server() -> Iterator[str]:
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Parrot)
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{found.server_port}/v1"
+    found.shutdown()
+    found.server_close()
+
+
+@pytest.fixture(scope="module")
+def policies(server: str) -> dict[str, Any]:
     """One of each name in the table."""
     rows = play(teacher(), QUERIES, Limits())
     tokenizer = tiny.tokenizer([messages_of(row) for row in rows] * 20, WORLD.names(), 2000)
@@ -41,6 +69,7 @@ def policies() -> dict[str, Any]:
         "expert": teacher(),
         "replay": plugins.build("policy", {"name": "replay"}, recorded=recorded),
         "hf": plugins.build("policy", {"name": "hf"}, model=model, renderer=Renderer(tokenizer), limits=LIMITS),
+        "openai": plugins.build("policy", {"name": "openai", "model": "parrot", "url": server}),
     }
 
 

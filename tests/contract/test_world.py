@@ -32,6 +32,7 @@ EMBEDDED: dict[str, list[dict[str, Any]]] = {
         {"days": [5], "size": LARGE, "seed": 2, "mix": [0, 0, 1]},
         {"days": [7], "size": LARGE, "seed": 3},
         {"days": [3, 5], "size": SMALL, "tool_failure_rate": 0.3},
+        {"days": [3, 7], "size": SMALL, "phrasing": "varied", "seed": 4},
     ]
 }
 """Settings under which a world is examined; a world of the table has at least one."""

@@ -36,6 +36,8 @@ class Flights(Protocol):
 
     def flight_cities(self) -> set[str]: ...
 
+    def routes(self) -> set[tuple[str, str]]: ...
+
 
 class MemoryFlights:
     """Flights in memory, indexed by route and date and by number."""
@@ -44,10 +46,12 @@ class MemoryFlights:
         routes: dict[tuple[str, str, str], list[Flight]] = {}
         numbers: dict[str, list[Flight]] = {}
         self._cities: set[str] = set()
+        self._pairs: set[tuple[str, str]] = set()
         for row in flights:
             routes.setdefault((city_key(row.origin), city_key(row.destination), row.date), []).append(row)
             numbers.setdefault(row.number, []).append(row)
             self._cities.update((row.origin, row.destination))
+            self._pairs.add((row.origin, row.destination))
         self._routes = {key: tuple(rows) for key, rows in routes.items()}
         self._numbers = {key: tuple(rows) for key, rows in numbers.items()}
 
@@ -59,6 +63,9 @@ class MemoryFlights:
 
     def flight_cities(self) -> set[str]:
         return set(self._cities)
+
+    def routes(self) -> set[tuple[str, str]]:
+        return set(self._pairs)
 
 
 class Listing(Generic[Venue]):
@@ -219,6 +226,10 @@ class Database:
     def flights(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
         """Flights on a day (YYYY-MM-DD), in published order."""
         return self._flights.route(city_key(origin), city_key(destination), date)
+
+    def flight_routes(self) -> set[tuple[str, str]]:
+        """Origin and destination of every route that is flown on some day."""
+        return self._flights.routes()
 
     def flights_numbered(self, number: str) -> tuple[Flight, ...]:
         """Flights with exactly this number, in published order."""

@@ -10,6 +10,7 @@ from star.actions import answer_text, call_text
 from star.protocols import Expert
 from star.types import ToolCall, Turn
 from star.worlds.travel.solver import Leg, Solution
+from star.worlds.travel.witness import Witness
 
 FLIGHT = ("First I look at the flights.", "Let me see which flights there are.")
 NEXT_FLIGHT = ("Good, now the next flight.", "That works; on to the following flight.")
@@ -22,7 +23,7 @@ DONE = ("I have all I need for the plan.", "Everything is known, here is the pla
 RETRY = ("That tool did not answer, so I try again.", "The call failed; once more.")
 
 
-def expert(solution: Solution, rng: random.Random | None = None) -> Expert:
+def expert(solution: Solution | Witness, rng: random.Random | None = None) -> Expert:
     """A player of one query. It goes on to its next call once the last one was answered, and repeats a call that failed.
 
     With `rng` its thoughts vary in wording; without, equal situations have equal thoughts.
@@ -43,7 +44,7 @@ def expert(solution: Solution, rng: random.Random | None = None) -> Expert:
     return play
 
 
-def _script(solution: Solution) -> list[tuple[tuple[str, ...], ToolCall]]:
+def _script(solution: Solution | Witness) -> list[tuple[tuple[str, ...], ToolCall]]:
     trip = solution.trip
     steps: list[tuple[tuple[str, ...], ToolCall]] = []
     if trip.cities > 1:
@@ -58,7 +59,7 @@ def _script(solution: Solution) -> list[tuple[tuple[str, ...], ToolCall]]:
     return steps
 
 
-def _travel(solution: Solution) -> list[tuple[tuple[str, ...], ToolCall]]:
+def _travel(solution: Solution | Witness) -> list[tuple[tuple[str, ...], ToolCall]]:
     """Look for flights leg by leg until one is missing, unless the client will not fly; then ask for the road."""
     steps: list[tuple[tuple[str, ...], ToolCall]] = []
     if solution.trip.transportation != "no flight":

@@ -164,6 +164,11 @@ class Store:
             found.update(self._texts[number] for (number,) in self._connection.execute(walk))
         return found
 
+    def routes(self) -> set[tuple[str, str]]:
+        """Origin and destination of every route."""
+        rows = self._connection.execute("select distinct origin, destination from flights")
+        return {(self._texts[origin], self._texts[destination]) for origin, destination in rows}
+
     def route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
         """Flights between two cities, given as normalised keys, on a date, in published order."""
         numbers = self._numbers

@@ -6,23 +6,28 @@ import random
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from star.errors import UsageError
 from star.protocols import Env, Expert
 from star.tools import Flaky, Toolbox
 from star.types import Mode, Query, Score
+from star.worlds.travel.catalogue import Catalogue
 from star.worlds.travel.checks import judge
 from star.worlds.travel.database import Database
 from star.worlds.travel.episode import Episode
+from star.worlds.travel.exact import certify, ordinary
 from star.worlds.travel.expert import expert
 from star.worlds.travel.facts import Trip
 from star.worlds.travel.generate import Size, generate
 from star.worlds.travel.phrasing import phrase
 from star.worlds.travel.plan import read_plan
+from star.worlds.travel.route import LONGEST_CITY_TRIP
 from star.worlds.travel.sampler import SPLITS, sample
 from star.worlds.travel.solver import solve
 from star.worlds.travel.tools import toolbox
+from star.worlds.travel.witness import Witness
+from star.worlds.travel.wording import word
 
 
 @dataclass
@@ -40,6 +45,8 @@ class TravelWorld:
     """Weights of easy, medium and hard queries."""
     varied_thoughts: bool = True
     """Whether the expert words its thoughts in more than one way."""
+    phrasing: Literal["plain", "varied"] = "plain"
+    """Wording of the queries: a few forms that a tiny model can learn, or many."""
     tool_failure_rate: float = 0.0
     """Share of tool calls that fail on purpose."""
     tools_off: bool = False
@@ -67,6 +74,10 @@ class TravelWorld:
             raise UsageError(f"world.size: {error}", f"The settings are {', '.join(Size.__slots__)}") from None
 
     @cached_property
+    def catalogue(self) -> Catalogue:
+        return Catalogue(self.tables)
+
+    @cached_property
     def tools(self) -> Toolbox:
         return toolbox(self.tables)
 
@@ -80,7 +91,8 @@ class TravelWorld:
     def _query(self, split: str, index: int, seed: int, seen: set[str]) -> Query:
         rng = random.Random(f"{seed}/{split}/{index}")
         trip = sample(self.tables, split, rng, self.days, self.mix, seen).trip
-        return Query(f"{split}-{index:05d}", phrase(trip, rng), trip.facts(), trip.level, trip.days, split)
+        text = (word if self.phrasing == "varied" else phrase)(trip, rng)
+        return Query(f"{split}-{index:05d}", text, trip.facts(), trip.level, trip.days, split)
 
     def open(self, query: Query, key: str) -> Env:
         return Episode(query.text, self.tools, Flaky(self.tool_failure_rate, self.seed), key, self.tools_off)
@@ -93,10 +105,18 @@ class TravelWorld:
         return days and [dict(day) for day in days]
 
     def expert(self, query: Query) -> Expert:
-        solution = solve(Trip.of(query.facts), self.tables)
+        trip = Trip.of(query.facts)
+        # A short trip has one order of cities, for which the plain solver is quicker than a catalogue is made.
+        plain = solve(trip, self.tables) if trip.days <= LONGEST_CITY_TRIP else ordinary(trip, self.catalogue)
+        solution = plain or self._certified(trip)
         if solution is None:
             raise UsageError(f"query {query.id}: no plan exists within its budget", "Sample queries from this world")
         return expert(solution, random.Random(f"expert/{query.id}/{query.text}") if self.varied_thoughts else None)
+
+    def _certified(self, trip: Trip) -> Witness | None:
+        """The cheapest plan there is, for a trip that no ordinary plan fits."""
+        proof = certify(trip, self.catalogue)
+        return proof.plan if proof and (trip.budget is None or proof.cheapest <= trip.budget) else None
 
     def summary(self) -> dict[str, Any]:
         """What the world is made of, for the record."""
