@@ -27,6 +27,7 @@ from star.rewards import COMPONENTS, components, value
 from star.rollout import Group, Rollout
 from star.train.credit import CUT, segment_ids, shared_mean
 from star.train.optimizer import MuonAdamW
+from star.train.order import EpochSampler
 from star.train.scoring import compact, token_scores
 from star.train.tokens import Flat, Renderer
 from star.train.trie import regrouped
@@ -143,6 +144,15 @@ class StarGRPOTrainer(GRPOTrainer):
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.optimizer: Any = MuonAdamW(named, muon_lr=rl.muon_lr, lr=rl.lr, weight_decay=0.0)
         return self.optimizer
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
+        return EpochSampler(
+            data_source=self.train_dataset if dataset is None else dataset,
+            mini_repeat_count=self.num_generations,
+            batch_size=self.args.generation_batch_size // self.num_generations,
+            repeat_count=self.num_iterations * self.args.steps_per_generation,
+            seed=self.args.seed,
+        )
 
     @property
     def progress(self) -> float:
