@@ -89,7 +89,7 @@ class _Player:
 
     def report(self, queries: Sequence[Query], played: Sequence[Trajectory], split: str) -> Report:
         scores = [row.score for row in played if row.score is not None]
-        name, mode = self._run.directory.name, self.recipe.eval.mode
+        name, mode = self.recipe.name, self.recipe.eval.mode
         report = metrics.report(scores, {query.id: query for query in queries}, run=name, split=split, mode=mode)
         errors = Counter(turn.error for row in played for turn in row.turns if turn.error)
         turns = sum(len(row.turns) for row in played) / max(1, len(played))

@@ -100,9 +100,12 @@ class Run:
             return done
         with self._lock():
             inputs = self._inputs(job)
-            write_json(self.directory / SNAPSHOT, self.recipe)
+            if not (self.directory / SNAPSHOT).exists():
+                write_json(self.directory / SNAPSHOT, self.recipe)
             entry = self._adopt(job, inputs) or self._work(job, inputs, body)
             self._commit(entry)
+            # A stage that failed leaves the recipe of a run as it was.
+            write_json(self.directory / SNAPSHOT, self.recipe)
         return entry
 
     def share(self, jobs: Sequence[Job]) -> None:
@@ -117,7 +120,8 @@ class Run:
         if self._up_to_date(job) is not None:
             return
         with self._lock():
-            write_json(self.directory / SNAPSHOT, self.recipe)
+            if not (self.directory / SNAPSHOT).exists():
+                write_json(self.directory / SNAPSHOT, self.recipe)
             entry = self._adopt(job, self._inputs(job))
             if entry is not None:
                 self._commit(entry)
