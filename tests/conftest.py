@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 from star.worlds.travel.database import Database
 from star.worlds.travel.tables import Distance, Flight, Hotel, Restaurant, Sight, Tables
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded; as the command line does
+
 
 STATES = {
     "Springfield": "Ohio",
