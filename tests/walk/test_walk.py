@@ -19,9 +19,42 @@ import star
 
 pytestmark = pytest.mark.walk
 
-LIMITS = "{turns: 3, turn_tokens: 16, context: 900}"
+LIMITS = "{turns: 3, turn_tokens: 40, context: 900}"
+LENIENT = """
+import random
+from dataclasses import dataclass
+
+from star.protocols import Step
+from star.types import Score
+from star.worlds.travel.episode import Episode
+from star.worlds.travel.world import TravelWorld
+
+
+class Listening(Episode):
+    __slots__ = ()
+
+    def step(self, text):
+        step = super().step(text)
+        return Step(stop="answer", answer="babble " + text) if step.stop == "format" else step
+
+
+@dataclass
+class Lenient(TravelWorld):
+    def open(self, query, key):
+        episode = super().open(query, key)
+        return Listening(*(getattr(episode, name) for name in Episode.__slots__))
+
+    def score(self, query, answer, mode="strict"):
+        score = super().score(query, answer, mode)
+        if not (answer or "").startswith("babble "):
+            return score
+        draw = random.Random(answer)
+        held = {name: draw.random() < 0.9 for name in score.commonsense}
+        return Score(query.id, mode, held, dict.fromkeys(score.hard, True), True)
+"""
+"""A world that lives outside of star and rewards what a model of a few seconds says: RL needs differences to learn from."""
 RECIPE = f"""
-world: {{name: travel, days: [3], size: {{cities: 3, restaurants: 5, hotels: 1, sights: 1, flights: 1}}}}
+world: {{name: "lenient:Lenient", days: [3], size: {{cities: 3, restaurants: 5, hotels: 1, sights: 1, flights: 1}}}}
 synth: {{train: 60, rl: 16, dev: 2, validation: 6}}
 sft:
   model: tiny
@@ -30,6 +63,8 @@ sft:
   batch: 4
   micro_batch: 4
   optimizer: muon
+  lr: 2.0e-2
+  schedule: constant
   save_steps: 4
   max_tokens: 1000
 rl: {{group: 4, queries: 2, steps: 8, micro_batch: 4, lr: 1.0e-3, limits: {LIMITS}, eval_steps: 4, save_steps: 2}}
@@ -49,6 +84,7 @@ EXACT = {
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("walk")
     (path / "mini.yaml").write_text(RECIPE)
+    (path / "lenient.py").write_text(LENIENT)
     return path
 
 
@@ -59,7 +95,7 @@ def environment() -> dict[str, str]:
     """One thread, so that sums are added in one order."""
     return {
         **os.environ,
-        "PYTHONPATH": str(Path(star.__file__).parents[1]),
+        "PYTHONPATH": f".:{Path(star.__file__).parents[1]}",
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_OFFLINE": "1",
@@ -117,6 +153,8 @@ def test_the_walk_ends_with_a_report(whole: Path, good: Star) -> None:
     assert list(found) == ["queries", "trajectories", "sft", "rl", "eval-base", "eval-sft", "eval-rl", "report"]
     assert found["trajectories"]["metrics"]["kept"] == found["trajectories"]["metrics"]["played"] == 60
     assert found["rl"]["metrics"]["steps"] == 8
+    steps = [row for row in json.loads((whole / "rl" / "log.json").read_text())["steps"] if "grad_norm" in row]
+    assert sum(row["grad_norm"] > 0 for row in steps) > 4, "there was something to learn"
     assert "<html" in next((whole / "report").glob("*.html")).read_text()[:200]
     figures = json.loads(good("report", "whole", "--json").stdout)
     for checkpoint in ("base", "sft", "rl"):
@@ -125,8 +163,6 @@ def test_the_walk_ends_with_a_report(whole: Path, good: Star) -> None:
             assert row["n"] == 6 and {"delivery", "commonsense_micro", "hard_macro", "success", "success_interval"} <= set(row)
     states = json.loads(good("status", "whole", "--verify", "--json").stdout)["stages"]
     assert {state["state"] for state in states} == {"done"}
-    again = json.loads(good("run", "mini.yaml", "--run", "whole", "--json").stdout)["stages"]
-    assert not any(stage["fresh"] for stage in again)
 
 
 def test_every_episode_is_a_row(whole: Path) -> None:
@@ -146,21 +182,19 @@ def test_every_algorithm_trains(whole: Path, good: Star, algorithm: str) -> None
 
 
 def test_a_killed_walk_goes_on_and_ends_with_the_same_bytes(place: Path, whole: Path, good: Star) -> None:
-    options = ("-r", "mini.yaml", "--run", "cut")
-    cut = place / "cut"
-    good("synth", *options)
+    walk, cut = ("run", "mini.yaml", "--run", "cut"), place / "cut"
     for stage, sign in (
         ("sft", "trainer/checkpoint-8"),
         ("rl", "trainer/checkpoint-4/trainer_state.json"),
-        ("eval", "journal-sampled.jsonl"),
+        ("eval-rl", "journal-sampled.jsonl"),
     ):
-        name = "eval-rl" if stage == "eval" else stage
-        killed(place, f"cut/{name}.partial/{sign}", stage, *options)
-        assert name not in stages(cut) and not (cut / name).exists()
-        done = good(stage, *options)
-        assert f"{name}: resuming" in done.stderr
-        assert stages(cut)[name]["resumed"]
-        assert not list(cut.glob("*.partial")) and not list(cut.rglob("*journal*"))
+        killed(place, f"cut/{stage}.partial/{sign}", *walk)
+        assert stage not in stages(cut) and not (cut / stage).exists()
+        assert (cut / f"{stage}.partial").is_dir()
+    done = good(*walk)
+    assert "eval-rl: resuming" in done.stderr and "rl: up to date" in done.stderr
+    assert all(stages(cut)[stage]["resumed"] for stage in ("sft", "rl", "eval-rl"))
+    assert not list(cut.glob("*.partial")) and not list(cut.rglob("*journal*"))
     for stage in EXACT:
         assert hashes(cut, stage) == hashes(whole, stage), stage
 
