@@ -330,6 +330,8 @@ def _faults(recipe: Recipe) -> Iterator[tuple[str, bool, str]]:
     yield "sft.tiny.heads", tiny.hidden % tiny.heads != 0, f"It must divide sft.tiny.hidden = {tiny.hidden}"
     yield "sft.tiny.kv_heads", tiny.heads % tiny.kv_heads != 0, f"It must divide sft.tiny.heads = {tiny.heads}"
     yield "rl.group", rl.group < 2, "A group needs at least 2 rollouts to compare"
+    frozen = rl.freeze_embeddings and rl.lora is not None
+    yield "rl.freeze_embeddings", frozen, "With rl.lora it has no effect: adapters leave the embeddings alone anyway"
     real = recipe.eval.transfer and recipe.world.get("database") is not None
     yield "eval.transfer", real, "It compares embedded worlds; leave it out with world.database"
     rollouts = rl.queries * rl.group

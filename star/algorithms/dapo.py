@@ -21,6 +21,10 @@ class DAPO:
     refill: int = 1
     """Rounds in which groups without signal are sampled again from other queries; 0 trains on what came first."""
 
+    def __post_init__(self) -> None:
+        if self.refill < 0:
+            raise ValueError(f"refill is a number of rounds, not {self.refill}; 0 trains on what came first")
+
     def roots(self, size: int) -> int:
         return size
 

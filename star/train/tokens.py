@@ -2,12 +2,13 @@
 
 A conversation is prompt ids, then per turn the sampled ids (never re-tokenised) and a bridge: what the chat template puts
 between an assistant turn and the next one, with the observation inside. SFT walks the same way with the teacher's text in place
-of sampled ids, so both render a conversation to the same ids; `Renderer` refuses a template for which whole-conversation
-rendering would differ.
+of sampled ids, so both render a conversation to the same ids; `Renderer` refuses a template that
+renders earlier turns otherwise, and warns of one that only drops their thoughts.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,9 @@ from star.errors import StarError
 from star.protocols import Conversation
 from star.types import Completion, Message, Trajectory
 
-ASSISTANT, OBSERVATION = "assistant-probe", "observation-probe"
+ASSISTANT, OBSERVATION, THOUGHT = "assistant-probe", "observation-probe", "thought-probe"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,12 @@ class Renderer:
             raise StarError(
                 "the chat template rewrites earlier turns, so that training and serving would see different ids",
                 "Use a template that only appends (Qwen2.5, Qwen3, Llama 3, SmolLM2)",
+            )
+        said = Message("assistant", f"<think>\n{THOUGHT}\n</think>\n\n{ASSISTANT}")
+        if THOUGHT not in self._template([*probe[:2], said, *probe[3:]]):
+            logger.warning(
+                "this chat template drops the thoughts of earlier turns; star keeps them in SFT, RL and evaluation, but a chat "
+                "server that renders whole conversations will not"
             )
 
     def _clean(self, text: str) -> str:

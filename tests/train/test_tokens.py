@@ -210,9 +210,14 @@ def test_a_published_template_that_rewrites_turns_is_refused(tokenizers: Callabl
         Renderer(tokenizers("qwen3_5_think"))
 
 
-def test_earlier_thoughts_stay_whatever_the_template_does(tokenizers: Callable[[str], Any], played: list[Trajectory]) -> None:
-    """Qwen3's template drops the thoughts of earlier turns; ours are kept as they were sampled."""
+def test_earlier_thoughts_stay_whatever_the_template_does(
+    tokenizers: Callable[[str], Any], played: list[Trajectory], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Qwen3's template drops the thoughts of earlier turns; ours are kept as they were sampled, and a warning says so."""
+    Renderer(tokenizers("embedded"))
+    assert not caplog.records
     renderer = Renderer(tokenizers("qwen3"))
+    assert "drops the thoughts of earlier turns" in caplog.text
     for row in played:
         ids, _ = renderer.example(messages_of(row))
         flat = renderer.flatten(sampled(renderer, row))

@@ -75,6 +75,7 @@ def test_grpo_and_dapo_start_every_rollout_at_the_query(algorithm: GRPO | DAPO) 
         ({"name": "arpo", "advantage": "firm"}, "advantage"),
         ({"name": "grpo", "refill": 1}, "no setting 'refill'"),
         ({"name": "grpo", "loss": "ppo"}, "loss"),
+        ({"name": "dapo", "refill": -1}, "refill"),
         ({"name": "dapo", "loss": "grpo"}, "no setting 'loss'"),
         ({"name": "dapo", "beta": 0.2}, "no setting 'beta'"),
     ],

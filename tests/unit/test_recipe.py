@@ -101,6 +101,8 @@ def test_an_override_drops_what_the_file_says_for_the_old_value(write) -> None: 
         ("sft: {model: x/y, tiny: {}}", "sft.tiny: has no effect, since it needs sft.model = tiny"),
         ("sft: {decay: 0.1}", "sft.decay: has no effect, since it needs sft.schedule = warmup_stable_decay"),
         ("sft: {epochs: 1.0, steps: 3}", "sft.epochs: has no effect, since it needs no sft.steps"),
+        ("rl: {lora: {}, freeze_embeddings: true}", "rl.freeze_embeddings: True does not fit. With rl.lora it has no effect"),
+        ("world: {name: travel, database: x}\neval: {transfer: true}", "eval.transfer: True does not fit"),
         ("rl: {epochs: 1.0, steps: 3}", "rl.epochs: has no effect, since it needs no rl.steps"),
     ],
 )
