@@ -139,6 +139,9 @@ class Rl:
     temperature: float = 1.0
     lora: Lora | None = None
     limits: Limits = field(default_factory=lambda: Limits(context=30720))
+    mask: list[Literal["turns", "tokens"]] = field(default_factory=lambda: ["turns", "tokens"])
+    """Stops whose rollouts leave the loss and stay in the baseline of their group: STAR masks both limits. A model that runs in
+    circles learns from `turns` only while that is not masked."""
     in_flight: int = 256
     """Rollouts sampled at a time, in whole groups."""
     eval_steps: int = 10

@@ -8,9 +8,6 @@ import torch
 
 from star.types import Trajectory
 
-CUT = ("tokens", "turns")
-"""Stops of rollouts that ran into a limit: they leave the loss and stay in the baseline of their group (STAR)."""
-
 
 def segment_ids(group: Sequence[Trajectory], segments: Sequence[Sequence[int]], first: int) -> list[list[int]]:
     """A number for each token of each row that equals another row's where both hold the very same sampled turn.

@@ -1,7 +1,8 @@
 """RL: a thin subclass of trl.GRPOTrainer that plays groups through THE rollout loop.
 
-TRL keeps the loss, the group baseline and the optimisation; ours are the rollouts, the masks (tool tokens and rollouts that ran
-into a limit leave the loss), the reward weights of the moment, and per-token advantages where an algorithm asks for them.
+TRL keeps the loss, the group baseline and the optimisation; ours are the rollouts, the masks (tool tokens and, by default,
+rollouts that ran into a limit leave the loss), the reward weights of the moment, and per-token advantages where an algorithm
+asks for them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from star.protocols import Algorithm, Reward, World
 from star.recipe import Rl
 from star.rewards import COMPONENTS, components, value
 from star.rollout import Group, Rollout
-from star.train.credit import CUT, segment_ids, shared_mean
+from star.train.credit import segment_ids, shared_mean
 from star.train.optimizer import MuonAdamW
 from star.train.order import EpochSampler
 from star.train.scoring import compact, token_scores
@@ -282,7 +283,7 @@ class StarGRPOTrainer(GRPOTrainer):
         self._log_metric("rollout/tool_calls", calls / len(rows))
         self._log_metric("rollout/forks", sum(row.parent is not None for row in rows) / len(groups))
         self._log_metric("rollout/errors", sum(t.error is not None for row in rows for t in row.turns) / len(rows))
-        self._log_metric("rollout/masked", sum(row.stop in CUT for row in rows) / len(rows))
+        self._log_metric("rollout/masked", sum(row.stop in self.setup.settings.mask for row in rows) / len(rows))
         self._log_metric("rollout/tokens", sum(sum(flat.mask) for flat in flats) / len(rows))
         ordered = sorted(rows, key=self.value)
         for label, row in (("worst", ordered[0]), ("best", ordered[-1])):
@@ -295,7 +296,8 @@ def _play(_: list[str], trainer: StarGRPOTrainer) -> dict[str, Any]:
     rows = [row for group in groups for row in group]
     flats = [trainer.setup.renderer.flatten(row) for row in rows]
     trainer.note(groups, flats)
-    flats = [replace(f, mask=[0] * len(f.mask)) if r.stop in CUT else f for r, f in zip(rows, flats, strict=True)]
+    masked = trainer.setup.settings.mask
+    flats = [replace(f, mask=[0] * len(f.mask)) if r.stop in masked else f for r, f in zip(rows, flats, strict=True)]
     trainer._segments = _number(groups, flats)
     return {
         "prompt_ids": [flat.prompt_ids for flat in flats],

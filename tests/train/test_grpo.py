@@ -17,7 +17,6 @@ from star.recipe import Limits, Lora
 from star.rewards import COMPONENTS, Curriculum, Macro, Success, Sum, components
 from star.train import grpo
 from star.train import model as models
-from star.train.credit import CUT
 from star.train.grpo import StarGRPOTrainer
 from star.types import Trajectory
 
@@ -120,7 +119,7 @@ def test_no_gradient_flows_from_what_the_world_wrote(make: Make, algorithm: Any)
         for index, row in enumerate(rows[start : start + 4]):
             flat = trainer.setup.renderer.flatten(row)
             sampled = torch.tensor(flat.mask).bool()
-            assert torch.equal(mask[index, : len(sampled)], sampled & (row.stop not in CUT))
+            assert torch.equal(mask[index, : len(sampled)], sampled & (row.stop not in trainer.setup.settings.mask))
             seen += int((~sampled).sum())
     assert seen > 20, "tools did write something"
 
@@ -141,7 +140,7 @@ def test_rollouts_that_were_cut_leave_the_loss_but_stay_in_the_baseline(make: Ma
     trainer = make(GRPO(), limits=Limits(turns=3, turn_tokens=5, context=300))
     output, groups, _ = generate(trainer)
     rows = rows_of(groups)
-    cut = [row.stop in CUT for row in rows]
+    cut = [row.stop in trainer.setup.settings.mask for row in rows]
     assert any(cut) and not all(cut)
     for row, own, gone in zip(rows, loss_mask(output), cut, strict=True):
         assert bool(own.any()) is not gone
@@ -151,10 +150,20 @@ def test_rollouts_that_were_cut_leave_the_loss_but_stay_in_the_baseline(make: Ma
     assert torch.allclose(output["advantages"], expected.flatten(), atol=1e-4), "the mean is over all four rollouts"
 
 
+def test_a_limit_that_is_not_masked_is_trained(make: Make) -> None:
+    """A model that runs in circles must be able to learn that this earns nothing."""
+    trainer = make(GRPO(), limits=Limits(turns=3, turn_tokens=12, context=300), mask=["tokens"])
+    output, groups, _ = generate(trainer)
+    stops = {row.stop for row in rows_of(groups)}
+    assert "turns" in stops
+    for row, own in zip(rows_of(groups), loss_mask(output), strict=True):
+        assert bool(own.any()) is (row.stop != "tokens")
+
+
 def test_a_batch_in_which_everything_was_cut_changes_nothing(make: Make) -> None:
     trainer = make(GRPO(), limits=Limits(turns=2, turn_tokens=1, context=300))
     output, groups, _ = generate(trainer)
-    assert {row.stop for row in rows_of(groups)} <= set(CUT)
+    assert {row.stop for row in rows_of(groups)} <= set(trainer.setup.settings.mask)
     loss = trainer._compute_loss(trainer.model, microbatch(output, 0, 4))
     loss.backward()
     assert loss.item() == 0.0

@@ -1,8 +1,7 @@
-"""Facts of a trip in the words of a client. Every form names every fact."""
+"""Facts of a trip in the words of a client. Every form names every fact; dates are written as the tools take them."""
 
 from __future__ import annotations
 
-import datetime
 import random
 
 from star.worlds.travel.facts import Trip
@@ -30,13 +29,12 @@ TRANSPORT = {
 
 def phrase(trip: Trip, rng: random.Random) -> str:
     """One request. Wishes come in a random order, money first or last."""
-    first, last = (datetime.date.fromisoformat(day) for day in (trip.date[0], trip.date[-1]))
     opening = rng.choice(OPENINGS).format(
         days=trip.days,
         org=trip.org,
         dest=trip.dest,
         cities=f", visiting {trip.cities} cities" if trip.cities > 1 else "",
-        dates=f"from {_spoken(first)} to {_spoken(last)}, {last.year}",
+        dates=f"from {trip.date[0]} to {trip.date[-1]}",
         people="one person" if trip.people == 1 else f"{trip.people} people",
     )
     wishes = _wishes(trip, rng)
@@ -58,8 +56,3 @@ def _wishes(trip: Trip, rng: random.Random) -> list[str]:
     if trip.transportation:
         wishes.append(rng.choice(TRANSPORT[trip.transportation]))
     return wishes
-
-
-def _spoken(date: datetime.date) -> str:
-    ending = "th" if 10 <= date.day <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(date.day % 10, "th")
-    return f"{date.strftime('%B')} {date.day}{ending}"

@@ -1,18 +1,23 @@
 """The travel database as one compact, read-only SQLite file that many processes can share.
 
-Flights stay on disk, indexed by (origin, destination, date) and by number. Cities, dates, times and durations repeat a
-lot, so a flight holds small integers that point into the table `texts`. The other tables are kept as plain rows and are
-read whole, once, when they are first asked for.
+Flights stay on disk. Those of one route on one day are one row, a bucket, with their columns packed one after another: what
+is asked for together lies together and is unpacked in a few calls. Cities, dates, times and durations repeat a lot, so a
+bucket holds small integers that point into the table `texts`. The other tables are kept as plain rows and are read whole,
+once, when they are first asked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sqlite3
+import struct
 import threading
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
+from itertools import chain, groupby, repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,7 +27,7 @@ from star.worlds.travel.csv_tables import read_flights, read_places
 from star.worlds.travel.tables import Distance, Flight, Hotel, Restaurant, Sight, Tables
 from star.worlds.travel.text import city_key
 
-FORMAT = "star-travel-1"
+FORMAT = "star-travel-2"
 MAGIC = b"SQLite format 3\x00"
 
 _SCHEMA = """
@@ -33,9 +38,19 @@ create table sights (name, latitude, longitude, address, phone, website, city);
 create table distances (origin, destination, duration, distance);
 create table texts (id integer primary key, text text not null);
 create table states (city text not null, state text not null);
-create table flights (id integer primary key, number text, price real, departure integer, arrival integer,
-                      elapsed integer, date integer, origin integer, destination integer, distance real);
+create table flights (id integer primary key, origin integer, destination integer, date integer, numbers text, packed blob);
+create table flight_numbers (number text, bucket integer, position integer,
+                             primary key (number, bucket, position)) without rowid;
 """
+_SCRATCH = """
+attach '' as scratch;
+pragma scratch.journal_mode = off;
+pragma scratch.synchronous = off;
+create table scratch.flights (place integer primary key, origin, destination, date, number, price, distance,
+                              departure, arrival, elapsed);
+create table scratch.numbers (number, bucket, position);
+"""
+"""What is needed only while a store is built: an attached file without a name, which SQLite removes by itself."""
 _ROWS: dict[str, tuple[type[Any], str, str]] = {
     "hotels": (Hotel, "insert into hotels values (?, ?, ?, ?, ?, ?, ?, ?)", "select * from hotels order by rowid"),
     "restaurants": (
@@ -48,9 +63,18 @@ _ROWS: dict[str, tuple[type[Any], str, str]] = {
 }
 """Small table -> record of a row, how rows are written, and how read; columns in the order of the record's fields."""
 
-# Column 0 is the number that keeps the published order.
-_ON_ROUTE = "select * from flights where origin = ? and destination = ? and date = ? order by id"
-_BY_NUMBER = "select * from flights where number = ? order by id"
+_ON_ROUTE = "select numbers, packed from flights where origin = ? and destination = ? and date = ?"
+_BY_NUMBER = """select position, origin, destination, date, numbers, packed
+from flight_numbers join flights on id = bucket where number = ?"""
+_GROUPED = """select origin, destination, date, number, price, distance, departure, arrival, elapsed, place
+from scratch.flights order by origin, destination, date, place"""
+_make_flight = partial(tuple.__new__, Flight)
+
+
+@lru_cache(maxsize=1024)
+def _packing(count: int) -> struct.Struct:
+    """How `count` flights are packed: price and distance, then departure, arrival, elapsed time and place in published order."""
+    return struct.Struct(f"<{2 * count}d{4 * count}I")
 
 
 def is_store(path: Path) -> bool:
@@ -92,21 +116,33 @@ def _fill(connection: sqlite3.Connection, places: Tables, flights: Iterable[Flig
     for table, (_, insert, _) in _ROWS.items():
         connection.executemany(insert, map(dataclasses.astuple, getattr(places, table)))
     connection.executemany("insert into states values (?, ?)", places.states.items())
+    _write_flights(connection, flights)
+    connection.commit()
+
+
+def _write_flights(connection: sqlite3.Connection, flights: Iterable[Flight]) -> None:
     texts: dict[str, int] = {}
-    connection.executemany("insert into flights values (null, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _packed(flights, texts))
+    connection.executescript(_SCRATCH)
+    connection.executemany("insert into scratch.flights values (null, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _pointing(flights, texts))
     connection.executemany("insert into texts values (?, ?)", ((number, text) for text, number in texts.items()))
+    for bucket, (route, rows) in enumerate(groupby(connection.execute(_GROUPED), itemgetter(0, 1, 2))):
+        numbers, *columns = list(zip(*rows, strict=True))[3:]
+        packed = _packing(len(numbers)).pack(*chain(*columns))
+        row = (bucket, *route, json.dumps(numbers, ensure_ascii=False), packed)
+        connection.execute("insert into flights values (?, ?, ?, ?, ?, ?)", row)
+        connection.executemany("insert into scratch.numbers values (?, ?, ?)", zip(numbers, repeat(bucket), range(len(numbers))))
+    connection.execute("insert into flight_numbers select * from scratch.numbers order by number, bucket, position")
+    connection.execute("create unique index flight_route on flights (origin, destination, date)")
     connection.commit()
-    connection.execute("create index flight_route on flights (origin, destination, date)")
-    connection.execute("create index flight_number on flights (number)")
-    connection.commit()
+    connection.execute("detach scratch")
 
 
-def _packed(flights: Iterable[Flight], texts: dict[str, int]) -> Iterator[tuple[object, ...]]:
+def _pointing(flights: Iterable[Flight], texts: dict[str, int]) -> Iterator[tuple[object, ...]]:
     """Flights with each repeating text replaced by its number in `texts`, which is filled on the way."""
     for row in flights:
-        repeated = (row.departure, row.arrival, row.elapsed, row.date, row.origin, row.destination)
-        numbers = [texts.setdefault(text, len(texts)) for text in repeated]
-        yield (row.number, row.price, *numbers, row.distance)
+        route = [texts.setdefault(text, len(texts)) for text in (row.origin, row.destination, row.date)]
+        times = [texts.setdefault(text, len(texts)) for text in (row.departure, row.arrival, row.elapsed)]
+        yield (*route, row.number, row.price, row.distance, *times)
 
 
 class Store:
@@ -138,21 +174,22 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """Rows of each table."""
-        names = ("flights", *_ROWS, "states")
-        return {name: self._connection.execute(f"select count(*) from {name}").fetchone()[0] for name in names}  # noqa: S608
+        tables = {"flights": "flight_numbers", **{name: name for name in (*_ROWS, "states")}}
+        count = "select count(*) from {}"
+        return {name: self._connection.execute(count.format(table)).fetchone()[0] for name, table in tables.items()}
 
     def states(self) -> dict[str, str]:
         return dict(self._connection.execute("select city, state from states order by rowid"))
 
     @cached_property
-    def _texts(self) -> dict[int, str]:
-        return dict(self._connection.execute("select id, text from texts"))
+    def _texts(self) -> list[str]:
+        return [text for (text,) in self._connection.execute("select text from texts order by id")]
 
     @cached_property
     def _numbers(self) -> dict[str, tuple[int, ...]]:
         """Normalised text -> numbers of the texts that read so."""
         numbers: dict[str, tuple[int, ...]] = {}
-        for number, text in self._texts.items():
+        for number, text in enumerate(self._texts):
             key = city_key(text)
             numbers[key] = (*numbers.get(key, ()), number)
         return numbers
@@ -178,24 +215,40 @@ class Store:
             for end in numbers.get(destination, ())
             for day in numbers.get(date, ())
         ]
-        rows = [row for choice in choices for row in self._connection.execute(_ON_ROUTE, choice)]
-        return tuple(self._flight(row) for row in rows)
+        found = [
+            pair
+            for choice in choices
+            for row in self._connection.execute(_ON_ROUTE, choice)
+            for pair in zip(*self._bucket(*choice, *row), strict=True)
+        ]
+        return tuple(flight for _, flight in (found if len(choices) == 1 else sorted(found, key=itemgetter(0))))
 
     def numbered(self, number: str) -> tuple[Flight, ...]:
-        rows = self._connection.execute(_BY_NUMBER, (number,))
-        return tuple(self._flight(row) for row in rows)
+        """Flights of this number, in published order."""
+        found = []
+        for position, *bucket in self._connection.execute(_BY_NUMBER, (number,)):
+            places, flights = self._bucket(*bucket)
+            found.append((places[position], flights[position]))
+        return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
 
-    def _flight(self, row: tuple[Any, ...]) -> Flight:
-        _, number, price, departure, arrival, elapsed, date, origin, destination, distance = row
+    def _bucket(
+        self, origin: int, destination: int, date: int, numbers: str, packed: bytes
+    ) -> tuple[tuple[int, ...], tuple[Flight, ...]]:
+        """Places in the published table, and flights, of a bucket."""
         text = self._texts
-        return Flight(
-            number,
+        named = json.loads(numbers)
+        count = len(named)
+        values = _packing(count).unpack(packed)
+        price, distance, departure, arrival, elapsed, places = (values[at * count : (at + 1) * count] for at in range(6))
+        columns = zip(
+            named,
             price,
-            text[departure],
-            text[arrival],
-            text[elapsed],
-            text[date],
-            text[origin],
-            text[destination],
+            map(text.__getitem__, departure),
+            map(text.__getitem__, arrival),
+            map(text.__getitem__, elapsed),
+            repeat(text[date]),
+            repeat(text[origin]),
+            repeat(text[destination]),
             distance,
         )
+        return places, tuple(map(_make_flight, columns))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(NamedTuple):
+    """A tuple, since flights come by the dozen."""
+
     number: str
     price: float
     """US dollars a person, one way."""
