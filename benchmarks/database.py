@@ -4,7 +4,7 @@
 
 DATA holds the small tables. Flights are synthetic, with the columns of the published table: 5,000 pairs of cities, some
 of them much busier than others, over two months. With `--reference DIR`, the flight search of a TravelPlanner checkout
-with its whole database answers the same look-ups.
+reads the same table and answers some of the same look-ups.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ os.chdir(sys.argv[1] + "/evaluation")
 started = time.perf_counter()
 with contextlib.redirect_stdout(io.StringIO()):
     from tools.flights.apis import Flights
-    flights = Flights(path="../database/flights/clean_Flights_2022.csv")
+    flights = Flights(path=sys.argv[2])
 opened = time.perf_counter() - started
 keys = json.loads(sys.stdin.read())[:20]
 started = time.perf_counter()
@@ -123,9 +123,10 @@ def measure(data: Path, count: int, reference: Path | None) -> dict[str, Any]:
             **child(PROBE, str(target), keys=keys),
         }
         assert Database.open(target).flights(*keys[0])
-    if reference:
-        result["reference"] = child(REFERENCE, str(reference.resolve()), keys=keys)
-        result["ratio"] = result["reference"]["flight_look_up_us"] / result["flight_look_up_us"]
+        if reference:
+            table = str(folder / FILES["flights"][0])
+            result["reference"] = child(REFERENCE, str(reference.resolve()), table, keys=keys)
+            result["ratio"] = result["reference"]["flight_look_up_us"] / result["flight_look_up_us"]
     return result
 
 

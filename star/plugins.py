@@ -40,6 +40,7 @@ TABLE: dict[str, dict[str, str]] = {
         "macro": "star.rewards:Macro",
         "success": "star.rewards:Success",
         "curriculum": "star.rewards:Curriculum",
+        "staged": "star.rewards:Staged",
     },
 }
 

@@ -5,6 +5,7 @@ Formulas: STAR (arXiv 2603.21972, reward design). A trajectory without a readabl
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from star.protocols import Reward
@@ -78,3 +79,32 @@ class Curriculum:
         if progress < self.macro_from:
             return dict(ALL)
         return Macro().weights(progress) if progress < self.success_from else Success().weights(progress)
+
+
+PLANNER_R1: tuple[Mapping[str, float], ...] = (ALL, _only("cs_macro", "hard_macro", "success"), _only("success"))
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Any weights of the components, stage by stage; stages share training equally.
+
+    The default is Planner-R1's (arXiv 2509.25779): all components, then macro and success, then success alone. One stage of
+    large micro weights is a dense reward, in which each broken constraint costs the same whatever else is broken.
+    """
+
+    name: str = "staged"
+    stages: Sequence[Mapping[str, float]] = PLANNER_R1
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("stages: at least one is needed, e.g. [{success: 1}]")
+        for stage in self.stages:
+            strange = sorted(set(stage) - set(COMPONENTS))
+            if strange:
+                raise ValueError(f"stages: {strange[0]!r} is none of {', '.join(COMPONENTS)}")
+            if min(stage.values(), default=0.0) < 0 or not any(stage.values()):
+                raise ValueError(f"stages: {dict(stage)} needs weights of at least 0, one of them above 0")
+
+    def weights(self, progress: float) -> dict[str, float]:
+        stage = self.stages[min(int(progress * len(self.stages)), len(self.stages) - 1)]
+        return {name: float(stage.get(name, 0.0)) for name in COMPONENTS}

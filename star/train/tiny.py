@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from star.recipe import Tiny
@@ -32,14 +32,17 @@ CONTEXT = 4096
 
 
 def tokenizer(conversations: Iterable[Sequence[Message]], names: Sequence[str], size: int) -> PreTrainedTokenizerFast:
-    """Build the vocabulary, at most `size` tokens, from the training conversations and the world's names."""
-    vocabulary, merges = _bytes_and_numbers()
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\d{1,3}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    """Build the vocabulary, at most `size` tokens, from the training conversations and the world's names.
+
+    All but bytes are added tokens: they are found before a text is split into words, so the class that transformers loads a
+    Qwen2 tokenizer with, which splits numbers into digits, changes nothing.
+    """
+    alphabet = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    backend.add_tokens([AddedToken(str(number), normalized=False) for number in range(10, 1000)])
     room = size - backend.get_vocab_size()
     phrases = _phrases(conversations, names)[: max(0, room)]
     backend.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
@@ -49,15 +52,6 @@ def tokenizer(conversations: Iterable[Sequence[Message]], names: Sequence[str], 
     )  # fmt: skip
     fast.chat_template = TEMPLATE
     return fast
-
-
-def _bytes_and_numbers() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """All 256 bytes, and the numbers of up to three digits as merges of their digits."""
-    digits = [str(d) for d in range(10)]
-    pairs = [(a, b) for a in digits for b in digits]
-    triples = [(a + b, c) for a, b in pairs for c in digits]
-    tokens = sorted(pre_tokenizers.ByteLevel.alphabet()) + [a + b for a, b in pairs + triples]
-    return {token: index for index, token in enumerate(tokens)}, pairs + triples + [(a, b + c) for a, b in pairs for c in digits]
 
 
 def _phrases(conversations: Iterable[Sequence[Message]], names: Sequence[str]) -> list[str]:

@@ -6,7 +6,8 @@ import pytest
 
 from star import plugins
 from star.errors import UsageError
-from star.rewards import COMPONENTS, Curriculum, Macro, Success, Sum, components, value
+from star.recipe import load
+from star.rewards import COMPONENTS, Curriculum, Macro, Staged, Success, Sum, components, value
 from star.types import Score
 
 
@@ -66,3 +67,24 @@ def test_the_curriculum_follows_progress() -> None:
 def test_a_curriculum_out_of_order_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="macro_from"):
         plugins.build("reward", {"name": "curriculum", **wrong})
+
+
+def test_stages_share_training_equally() -> None:
+    reward = Staged()
+    assert reward.weights(0.0) == reward.weights(0.33) == Sum().weights(0)
+    assert reward.weights(0.34) == reward.weights(0.66) == Macro().weights(0)
+    assert reward.weights(0.67) == reward.weights(1.0) == Success().weights(0)
+    dense = Staged(stages=[{"cs_micro": 8, "hard_micro": 4}])
+    assert value(dense, score(6, 5), 0.9) == 10.0
+
+
+@pytest.mark.parametrize("stages", ["[]", "[{}]", "[{speed: 1}]", "[{success: -1}]", "[{success: 0}]", "[{success: yes}]", "3"])
+def test_stages_without_sense_are_refused(stages: str) -> None:
+    with pytest.raises(UsageError, match="stages"):
+        load(None, [f"rl.reward={{name: staged, stages: {stages}}}"])
+
+
+def test_stages_are_written_in_a_recipe() -> None:
+    recipe = load(None, ["rl.reward={name: staged, stages: [{cs_micro: 2}, {success: 1}]}"])
+    reward = plugins.build("reward", recipe.rl.reward)
+    assert reward.weights(0.6)["success"] == 1.0 and reward.weights(0.4)["cs_micro"] == 2.0

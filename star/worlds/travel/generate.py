@@ -6,6 +6,8 @@ length times 1.2 for roads, 90 km/h on average.
 
 from __future__ import annotations
 
+import calendar
+import datetime
 import math
 import random
 from collections.abc import Iterator
@@ -31,8 +33,16 @@ class Size:
     flights: int = 2
     """At most this many flights a day on one route."""
     month: str = "2022-03"
+    season: int = 31
+    """Days of the month, from its first, on which flights and trips take place."""
     cancelled: float = 0.12
     """Share of the dates on which a scheduled flight does not run."""
+
+    def __post_init__(self) -> None:
+        year, month = datetime.date.fromisoformat(f"{self.month}-01").timetuple()[:2]
+        length = calendar.monthrange(year, month)[1]
+        if not 3 <= self.season <= length:
+            raise ValueError(f"a season in {self.month} lasts 3 to {length} days, not {self.season}")
 
 
 def generate(size: Size, seed: int) -> Tables:
@@ -174,7 +184,7 @@ def _route(a: _City, b: _City, numbers: list[str], size: Size, rng: random.Rando
     for number in numbers[: rng.randint(1, size.flights)]:
         leave = rng.randrange(6 * 60, 21 * 60, 5)
         price, times = float(40 + round(air * rng.uniform(0.08, 0.2))), (_clock(leave), _clock((leave + minutes) % 1440))
-        dates = [f"{size.month}-{day:02d}" for day in range(1, 32) if rng.random() >= size.cancelled]
+        dates = [f"{size.month}-{day:02d}" for day in range(1, size.season + 1) if rng.random() >= size.cancelled]
         yield from (Flight(number, price, *times, elapsed, date, a[0], b[0], float(round(air))) for date in dates)
 
 

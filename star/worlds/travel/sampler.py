@@ -29,13 +29,23 @@ def split_of(trip: Trip) -> str:
     return next(name for name, (low, high) in SPLITS.items() if low <= share < high)
 
 
+SEASON = (datetime.date(2022, 3, 1), 31)
+"""First day and number of days in which trips take place, as in TravelPlanner."""
+
+
 def sample(
-    database: Database, split: str, rng: random.Random, days: Sequence[int], mix: Sequence[float], seen: set[str]
+    database: Database,
+    split: str,
+    rng: random.Random,
+    days: Sequence[int],
+    mix: Sequence[float],
+    seen: set[str],
+    season: tuple[datetime.date, int] = SEASON,
 ) -> Solution:
     """Draw one new trip of a split, with its witness plan; add its key to `seen`."""
     cities = _usable(database)
     for _ in range(DRAWS):
-        trip = _draw(database, cities, rng, rng.choice(list(days)), rng.choices(DIFFICULTIES, mix)[0])
+        trip = _draw(database, cities, rng, rng.choice(list(days)), rng.choices(DIFFICULTIES, mix)[0], season)
         if trip is None or trip.key in seen or split_of(trip) != split:
             continue
         witness = solve(trip, database)
@@ -54,7 +64,9 @@ def _usable(database: Database) -> list[str]:
     return [c for c in sorted(database.city_names) if database.hotels(c) and database.restaurants(c) and database.sights(c)]
 
 
-def _draw(database: Database, cities: list[str], rng: random.Random, days: int, level: str) -> Trip | None:
+def _draw(
+    database: Database, cities: list[str], rng: random.Random, days: int, level: str, season: tuple[datetime.date, int]
+) -> Trip | None:
     org, dest = rng.sample(cities, 2)
     if days > 3:
         state = database.state_of(dest)
@@ -64,7 +76,8 @@ def _draw(database: Database, cities: list[str], rng: random.Random, days: int, 
         if len(reach) < CITIES[days]:
             return None
         dest = state
-    start = datetime.date(2022, 3, 1) + datetime.timedelta(days=rng.randrange(31 - days + 1))
+    first, length = season
+    start = first + datetime.timedelta(days=rng.randrange(length - days + 1))
     wishes = _wishes(rng, level)
     return Trip(
         org=org,

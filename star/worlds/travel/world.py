@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -23,7 +24,7 @@ from star.worlds.travel.generate import Size, generate
 from star.worlds.travel.phrasing import phrase
 from star.worlds.travel.plan import read_plan
 from star.worlds.travel.route import LONGEST_CITY_TRIP
-from star.worlds.travel.sampler import SPLITS, sample
+from star.worlds.travel.sampler import SEASON, SPLITS, sample
 from star.worlds.travel.solver import solve
 from star.worlds.travel.tools import toolbox
 from star.worlds.travel.witness import Witness
@@ -69,9 +70,26 @@ class TravelWorld:
         if self.database:
             return Database.open(Path(self.database))
         try:
-            return Database(generate(Size(**self.size), self.seed))
+            return Database(generate(self._size, self.seed))
+        except ValueError as error:
+            raise UsageError(f"world.size: {error}", "Choose another size") from None
+
+    @cached_property
+    def _size(self) -> Size:
+        try:
+            return Size(**self.size)
         except (TypeError, ValueError) as error:
             raise UsageError(f"world.size: {error}", f"The settings are {', '.join(Size.__slots__)}") from None
+
+    @property
+    def _season(self) -> tuple[datetime.date, int]:
+        """First day and number of days in which trips take place."""
+        if self.database:
+            return SEASON
+        season = datetime.date.fromisoformat(f"{self._size.month}-01"), self._size.season
+        if season[1] < max(self.days):
+            raise UsageError(f"world.size: season: {season[1]} days hold no trip of {max(self.days)}", "Lengthen the season")
+        return season
 
     @cached_property
     def catalogue(self) -> Catalogue:
@@ -90,7 +108,7 @@ class TravelWorld:
 
     def _query(self, split: str, index: int, seed: int, seen: set[str]) -> Query:
         rng = random.Random(f"{seed}/{split}/{index}")
-        trip = sample(self.tables, split, rng, self.days, self.mix, seen).trip
+        trip = sample(self.tables, split, rng, self.days, self.mix, seen, self._season).trip
         text = (word if self.phrasing == "varied" else phrase)(trip, rng)
         return Query(f"{split}-{index:05d}", text, trip.facts(), trip.level, trip.days, split)
 
