@@ -35,12 +35,12 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from star import plugins
+from star.dataset import messages_of
 from star.policies.hf import HFPolicy
 from star.protocols import Algorithm, Conversation, Policy
 from star.recipe import Limits, Rl, Tiny
 from star.rewards import Sum
 from star.rollout import Group, Rollout
-from star.synth import messages_of
 from star.train import model as models
 from star.train import tiny
 from star.train.grpo import Setup, StarGRPOTrainer

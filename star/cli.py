@@ -7,14 +7,13 @@ Heavy modules are imported in command bodies only, so that `star --help` stays q
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import logging
 import os
 import shlex
 import sys
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +25,7 @@ from typer.exceptions import TyperException
 from star import pipeline, plugins
 from star.errors import StarError, UsageError
 from star.manifest import Entry, Run
-from star.options import AsJson, Drawing, Judging, spread
+from star.options import AsJson, Drawing, Exporting, Judging, Teaching, overrides, spread
 from star.pipeline import Stage
 from star.recipe import SNAPSHOT, find, load
 from star.records import plain
@@ -64,12 +63,12 @@ class Common:
         Path | None, typer.Option("--from", metavar="RUN", help="Share the finished stages of this run that are equal.")
     ] = None
 
-    def open(self, overrides: Sequence[str] = ()) -> Run:
-        """The run that these options mean; `overrides` come after those of `--set`."""
+    def open(self, settings: Sequence[str] = ()) -> Run:
+        """The run that these options mean; `settings` come after those of `--set`."""
         own = self.run / SNAPSHOT if self.run else None
         path = own if self.recipe is None and own is not None and own.exists() else find(self.recipe or "demo")
         seed = [] if self.seed is None else [f"seed={self.seed}"]
-        recipe = load(path, [*(self.sets or []), *seed, *overrides])
+        recipe = load(path, [*(self.sets or []), *seed, *settings])
         return Run.open(self.run or Path("runs") / recipe.name, recipe, self.ancestor)
 
 
@@ -80,22 +79,6 @@ class Stderr(logging.Handler):
         print(self.format(record), file=sys.stderr)
 
 
-def with_common(function: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameter `common` stands for the options of `Common`."""
-
-    def command(**options: Any) -> None:
-        common = Common(**{name: options.pop(name) for name in shared.parameters})
-        function(common=common, **options)
-
-    own, shared = inspect.signature(function, eval_str=True), inspect.signature(Common, eval_str=True)
-    parameters = [*(p for p in own.parameters.values() if p.name != "common"), *shared.parameters.values()]
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    return command
-
-
 @app.callback()
 def top(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")] = False) -> None:
     logging.basicConfig(handlers=[Stderr()], format="%(message)s", level=logging.WARNING, force=True)
@@ -103,7 +86,7 @@ def top(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and
 
 
 @synth_app.callback(invoke_without_command=True)
-@with_common
+@spread
 def synth(context: typer.Context, common: Common) -> None:
     """Sample queries, and play those for training with the teacher. Alone it does both."""
     if context.invoked_subcommand is None:
@@ -127,25 +110,32 @@ def queries(context: typer.Context, wanted: Drawing, common: Common) -> None:
 
 
 @synth_app.command()
-@with_common
-def trajectories(context: typer.Context, common: Common) -> None:
+@spread
+def trajectories(context: typer.Context, wanted: Teaching, common: Common) -> None:
     """Play the training queries with the teacher; keep what the judge accepts."""
-    walk(context, common, ["trajectories"])
+    walk(context, common, ["trajectories"], wanted.overrides())
+
+
+@synth_app.command("export")
+@spread
+def export_dataset(wanted: Exporting) -> None:
+    """Write the dataset of a run in the form that another trainer reads."""
+    _show("star.dataset:exported", plugins.load("star.dataset:export")(wanted), wanted.as_json)
 
 
 @app.command()
-@with_common
+@spread
 def sft(
     context: typer.Context,
     common: Common,
     model: Annotated[str | None, typer.Option(help="tiny, a model directory, or a name on the hub.")] = None,
 ) -> None:
     """Fine-tune on the kept trajectories."""
-    walk(context, common, ["sft"], _settings({"sft.model": model}))
+    walk(context, common, ["sft"], overrides({"sft.model": model}))
 
 
 @app.command()
-@with_common
+@spread
 def rl(
     context: typer.Context,
     common: Common,
@@ -153,11 +143,11 @@ def rl(
     reward: Annotated[str | None, typer.Option(help=f"{', '.join(plugins.TABLE['reward'])}, or module:Class.")] = None,
 ) -> None:
     """Reinforce the SFT checkpoint by playing the RL queries."""
-    walk(context, common, ["rl"], _settings({"rl.algo": algo, "rl.reward": reward}))
+    walk(context, common, ["rl"], overrides({"rl.algo": algo, "rl.reward": reward}))
 
 
 @app.command("eval")
-@with_common
+@spread
 def evaluate(
     context: typer.Context,
     common: Common,
@@ -170,7 +160,7 @@ def evaluate(
 
 
 @app.command("run")
-@with_common
+@spread
 def run_all(
     context: typer.Context,
     common: Common,
@@ -281,9 +271,9 @@ def export(
     _show("star.score:exported", plugins.load("star.score:export")(plans, queries_file, target), as_json)
 
 
-def walk(context: typer.Context, common: Common, names: Sequence[str], overrides: Sequence[str] = ()) -> None:
+def walk(context: typer.Context, common: Common, names: Sequence[str], settings: Sequence[str] = ()) -> None:
     """Do these stages of the walk."""
-    run = common.open(overrides)
+    run = common.open(settings)
     enter(context, common, run, [pipeline.find(run.recipe, name) for name in names])
 
 
@@ -317,11 +307,6 @@ def _warn_of_stale(run: Run, stages: Sequence[Stage]) -> None:
     for state in run.status(pipeline.jobs(run)):
         if state.state == "stale" and state.stage in used:
             log.warning("%s is stale (%s) and is used as it is; star run does it again", state.stage, state.why)
-
-
-def _settings(options: dict[str, str | None]) -> list[str]:
-    """Overrides for the options that were given; the text is quoted, so that it stays text."""
-    return [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
 
 
 def _command(context: typer.Context) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,8 +49,36 @@ class Drawing:
     disjoint_from: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="No trip of this file; repeatable.")] = None
 
 
+@dataclass(frozen=True, slots=True)
+class Teaching:
+    """How far the teacher goes."""
+
+    samples: Annotated[int | None, typer.Option(min=1, help="Tries a query; the best accepted, shortest, is kept.")] = None
+    max_queries: Annotated[int | None, typer.Option(min=1, help="Play only so many of the training queries.")] = None
+    max_cost: Annotated[float | None, typer.Option(metavar="DOLLARS", help="Begin no query once this is spent.")] = None
+
+    def overrides(self) -> list[str]:
+        names = {"samples": "synth.samples", "max_queries": "synth.max_queries", "max_cost": "synth.teacher.max_cost"}
+        return overrides({key: getattr(self, name) for name, key in names.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Exporting:
+    """A dataset for another trainer."""
+
+    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="messages (TRL), sharegpt (LLaMA-Factory) or parquet.")]
+    out: Annotated[Path, typer.Option(help="The file to write.")]
+    run: Annotated[Path, typer.Option("--run", help="Run directory whose dataset it is.")] = Path("runs/demo")
+    as_json: AsJson = False
+
+
+def overrides(options: Mapping[str, str | float | None]) -> list[str]:
+    """Settings as `--set` takes them, of the options that were given; text is quoted, so that it stays text."""
+    return [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+
+
 def spread(function: Callable[..., None]) -> Callable[..., None]:
-    """A command in which each parameter that is a record of options stands for the options themselves."""
+    """A command in which each parameter that is a record of options stands for the options themselves, after its own."""
     own = inspect.signature(function, eval_str=True)
     records: dict[str, Any] = {n: p.annotation for n, p in own.parameters.items() if dataclasses.is_dataclass(p.annotation)}
     inner = {name: inspect.signature(record, eval_str=True).parameters for name, record in records.items()}
@@ -59,7 +88,8 @@ def spread(function: Callable[..., None]) -> Callable[..., None]:
             options[name] = record(**{key: options.pop(key) for key in inner[name]})
         function(**options)
 
-    flat = [p for name, parameter in own.parameters.items() for p in (inner[name].values() if name in inner else [parameter])]
+    flat = [parameter for name, parameter in own.parameters.items() if name not in inner]
+    flat += [parameter for record in inner.values() for parameter in record.values()]
     flat = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in flat]
     command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in flat}

@@ -51,9 +51,9 @@ def stages(recipe: Recipe) -> tuple[Stage, ...]:
     trajectories = Stage(
         "trajectories",
         "star.synth:trajectories",
-        ("world", "synth.teacher", "synth.mode"),
+        ("world", "synth.teacher", "synth.samples", "synth.max_queries", "synth.mode"),
         {"queries-train": "queries"},
-        ("trajectories", "dataset"),
+        ("trajectories", "dataset", "card"),
     )
     sft = Stage(
         "sft",

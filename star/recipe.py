@@ -37,6 +37,10 @@ class Synth:
     validation: int = 256
     """Held-out queries of `star eval --split validation`."""
     teacher: Spec = field(default_factory=lambda: {"name": "expert"})
+    samples: int = 1
+    """Tries at each query; the best is kept: accepted by the judge, then the shortest."""
+    max_queries: int | None = None
+    """Play only so many of the training queries."""
     mode: Mode = "strict"
     """Judge mode that a trajectory must pass to be kept."""
 

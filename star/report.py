@@ -130,13 +130,11 @@ def table(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for checkpoint, passes in figures.items():
         for name, row in passes.items():
-            shares = [f"{100 * row[part]:.1f}" for part in parts]
-            success = f"{100 * row['success']:.1f}"
+            success, *shares = (f"{100 * row[part]:.1f}" for part in ("success", *parts))
             rows.append([checkpoint, name, str(row["n"]), success, _interval(row["success_interval"]), *shares])
     for name, row in differences(figures).items():
-        blank = [""] * len(parts)
         change = f"{100 * row['difference']:+.1f}"
-        rows.append(["rl - sft", name, str(row["n"]), change, _interval([row["low"], row["high"]]), *blank])
+        rows.append(["rl - sft", name, str(row["n"]), change, _interval([row["low"], row["high"]]), *([""] * len(parts))])
     return head, rows
 
 
@@ -204,11 +202,8 @@ def _page(run: Run, found: Mapping[str, Evaluation], numbers: Mapping[str, Any])
         settings[section] = done.get(section, settings[section])
     environment = Environment(
         loader=PackageLoader("star", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     environment.filters.update(percent=_percent, interval=_interval, clip=_clip, words=_words, points=_points)
     html = environment.get_template("report.html.j2").render(
         name=run.directory.resolve().name,
@@ -229,10 +224,16 @@ def _page(run: Run, found: Mapping[str, Evaluation], numbers: Mapping[str, Any])
         entries=list(entries.values()),
         versions=_versions(entries),
         states={state.stage: state for state in run.status()},
-        sft=entries["sft"].metrics if "sft" in entries else {},
+        sft=_metrics(entries.get("sft")),
+        data=_metrics(entries.get("trajectories")),
+        rules=RULES,
         fields=FIELDS,
     )
     return html.encode("utf-8", "replace").decode("utf-8")
+
+
+def _metrics(entry: Entry | None) -> dict[str, Any]:
+    return entry.metrics if entry else {}
 
 
 def _percent(share: float) -> str:

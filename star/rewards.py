@@ -5,8 +5,7 @@ Formulas: STAR (arXiv 2603.21972, reward design). A trajectory without a readabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from star.protocols import Reward
 from star.types import Score
@@ -81,7 +80,7 @@ class Curriculum:
         return Macro().weights(progress) if progress < self.success_from else Success().weights(progress)
 
 
-PLANNER_R1: tuple[Mapping[str, float], ...] = (ALL, _only("cs_macro", "hard_macro", "success"), _only("success"))
+PLANNER_R1: tuple[dict[str, float], ...] = (ALL, _only("cs_macro", "hard_macro", "success"), _only("success"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Staged:
     """
 
     name: str = "staged"
-    stages: Sequence[Mapping[str, float]] = PLANNER_R1
+    stages: tuple[dict[str, float], ...] = field(default=PLANNER_R1, hash=False)
 
     def __post_init__(self) -> None:
         if not self.stages:

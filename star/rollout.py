@@ -74,18 +74,25 @@ class Rollout:
     """None plays every rollout from the query."""
     batch: int = 128
     """Rollouts in flight; a group larger than this enters alone."""
-    progress: Callable[[int], None] = lambda _: None
-    """Called with the number of groups that have ended."""
+    ended: Callable[[list[Trajectory]], None] = lambda _: None
+    """Called with the trajectories of each group as it ends."""
+    enough: Callable[[], bool] = lambda: False
+    """Once it holds, no further group begins."""
 
     def run(self, groups: Sequence[Group]) -> list[list[Trajectory]]:
-        """Trajectories of each group, in order of their ids. Every rollout that was begun is in the result."""
+        """Trajectories of each group, in order of their ids. Every rollout that was begun is in the result; a group that did
+        not begin, since it was `enough`, has none."""
         waiting = list(reversed(groups))
         parties: list[_Party] = []
         done: dict[str, list[Trajectory]] = {}
         while waiting or parties:
             while waiting and (not parties or self._flying(parties) + waiting[-1].size <= self.batch):
+                if self.enough():
+                    waiting.clear()
+                    break
                 parties.append(self._enter(waiting.pop()))
-            self._advance(parties)
+            if parties:
+                self._advance(parties)
             for party in [p for p in parties if not p.live]:
                 if party.left:
                     self._begin(party, party.left)
@@ -93,8 +100,8 @@ class Rollout:
                 parties.remove(party)
                 order = sorted(party.ended, key=lambda t: int(t.id.rsplit("/", 1)[1]))
                 done[party.group.key] = order
-                self.progress(len(done))
-        return [done[group.key] for group in groups]
+                self.ended(order)
+        return [done.get(group.key, []) for group in groups]
 
     @staticmethod
     def _flying(parties: Sequence[_Party]) -> int:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
 from star import plugins
+from star.dataset import best, card, example, statistics
 from star.errors import StarError
-from star.journal import play
+from star.journal import play_singly
 from star.manifest import Entry, Run
 from star.pipeline import job
 from star.recipe import Limits, Recipe, build_world
-from star.records import plain, read_jsonl, write_json, write_jsonl
+from star.records import parse, plain, read_json, read_jsonl, write_json, write_jsonl, write_text
 from star.rollout import Group, Rollout
 from star.stage import Work
-from star.types import Example, Message, Query, Trajectory
-
-CHUNK = 256
-"""Queries between two writes to disk."""
+from star.types import Query, Trajectory
 
 
 def queries(recipe: Recipe, run: Run, command: list[str]) -> Entry:
@@ -44,57 +43,63 @@ def trajectories(recipe: Recipe, run: Run, command: list[str]) -> Entry:
     """Let the teacher play the training queries; keep what the judge accepts as the dataset."""
 
     def body(work: Work) -> None:
-        world = build_world(recipe)
-        teacher = plugins.build("policy", recipe.synth.teacher, world=world)
-        asked = read_jsonl(work.take("queries-train"), Query)
-        rollout = Rollout(teacher, world, Limits(), partial(world.score, mode=recipe.synth.mode))
-        groups = [Group(query, 1, f"teacher/{query.id}") for query in asked]
-        journal = work.directory / "journal.jsonl"
-        played = play(rollout, groups, journal, CHUNK, lambda done, total: run.progress("trajectories", done, total))
-        write_jsonl(work.make("trajectories", "trajectories.jsonl"), played)
-        work.rows("trajectories", len(played))
-        if hasattr(teacher, "usage"):
-            work.metrics["teacher"] = plain(teacher.usage)
-        kept = [row for row in played if row.score is not None and row.score.success]
-        _count(work, played, kept, {query.id: query for query in asked})
+        asked = {query.id: query for query in read_jsonl(work.take("queries-train"), Query)[: recipe.synth.max_queries]}
+        played = _Play(recipe, run, work).play(list(asked.values()))
+        rows = [row for tries in played for row in tries]
+        write_jsonl(work.make("trajectories", "trajectories.jsonl"), rows)
+        work.rows("trajectories", len(rows))
+        kept = [row for tries in played if (row := best(tries)) is not None]
+        found = statistics(rows, kept, asked)
+        work.metrics.update(found, unplayed=sum(not tries for tries in played))
         if not kept:
             fix = "Read the reasons in trajectories.jsonl, or use another synth.teacher"
-            raise StarError(f"the judge accepted none of {len(played)} trajectories", fix)
-        write_jsonl(work.make("dataset", "dataset.jsonl"), [_example(row) for row in kept])
+            raise StarError(f"the judge accepted none of {len(rows)} trajectories", fix)
+        write_jsonl(work.make("dataset", "dataset.jsonl"), map(example, kept))
         work.rows("dataset", len(kept))
-        journal.unlink(missing_ok=True)
+        settings = {"teacher": recipe.synth.teacher, "mode": recipe.synth.mode, "world": recipe.world, "seed": recipe.seed}
+        write_text(work.make("card", "README.md"), card(recipe.name, found, settings))
 
     return run.perform(job(recipe, "trajectories", command), body)
 
 
-def _count(work: Work, played: Sequence[Trajectory], kept: Sequence[Trajectory], asked: dict[str, Query]) -> None:
-    """Statistics of the rejection, for the manifest."""
-    why = Counter(reason for row in played for reason in _faults(row))
-    work.metrics.update(
-        played=len(played),
-        kept=len(kept),
-        kept_by_difficulty=dict(Counter(asked[row.query_id].difficulty for row in kept)),
-        stops=dict(Counter(row.stop for row in played)),
-        rejected_for=dict(why.most_common()),
-        mean_turns=round(sum(len(row.turns) for row in played) / max(1, len(played)), 2),
-    )
+class _Play:
+    """The teacher at work."""
 
+    def __init__(self, recipe: Recipe, run: Run, work: Work) -> None:
+        self._run, self._work, self._synth = run, work, recipe.synth
+        self._world = build_world(recipe)
+        self._teacher = plugins.build("policy", recipe.synth.teacher, world=self._world)
+        self._begun, self._ended, self._tries, self._good = time.monotonic(), 0, 0, 0
 
-def _faults(row: Trajectory) -> list[str]:
-    if row.score is None:
-        return ["unjudged"]
-    return [name for name, value in {**row.score.commonsense, **row.score.hard}.items() if value is False]
+    def play(self, asked: Sequence[Query]) -> list[list[Trajectory]]:
+        """The tries at each query, in order. What a run that was interrupted has played is not played again."""
+        spent = self._work.directory / "usage.json"
+        if spent.exists() and hasattr(self._teacher, "usage"):
+            self._teacher.usage = parse(type(self._teacher.usage), read_json(spent), str(spent))
+        judge = partial(self._world.score, mode=self._synth.mode)
+        rollout = Rollout(self._teacher, self._world, Limits(), judge, enough=lambda: getattr(self._teacher, "spent", False))
+        groups = [Group(query, self._synth.samples, f"teacher/{query.id}") for query in asked]
+        journal = self._work.directory / "journal.jsonl"
 
+        def ended(rows: list[Trajectory]) -> None:
+            if hasattr(self._teacher, "usage"):
+                write_json(spent, self._teacher.usage)
+            self._ended += 1
+            self._tries += len(rows)
+            self._good += sum(row.score is not None and row.score.success for row in rows)
+            self._run.progress("trajectories", self._ended, len(groups), self._note())
 
-def _example(row: Trajectory) -> Example:
-    return Example(row.query_id, row.id, messages_of(row))
+        played = play_singly(rollout, groups, journal, ended)
+        if hasattr(self._teacher, "usage"):
+            self._work.metrics["teacher"] = plain(self._teacher.usage)
+        for file in (journal, spent):
+            file.unlink(missing_ok=True)
+        return played
 
-
-def messages_of(row: Trajectory) -> tuple[Message, ...]:
-    """A trajectory as chat messages: the form in which training data is kept."""
-    messages = list(row.prompt)
-    for turn in row.turns:
-        messages.append(Message("assistant", turn.completion.text))
-        if turn.observation is not None:
-            messages.append(Message("user", turn.observation))
-    return tuple(messages)
+    def _note(self) -> str:
+        """Rate, share of accepted tries, and cost so far."""
+        rate = self._ended / max(1e-3, time.monotonic() - self._begun)
+        words = [f"{rate:.1f}/s", f"{self._good / self._tries:.0%} accepted"]
+        if hasattr(self._teacher, "usage") and self._teacher.usage.dollars:
+            words.append(f"${self._teacher.usage.dollars:.2f}")
+        return ", ".join(words)

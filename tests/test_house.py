@@ -32,6 +32,7 @@ LAYERS = [
     {"train"},
     {
         "pipeline",
+        "dataset",
         "synth",
         "draw",
         "sft",

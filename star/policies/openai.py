@@ -76,7 +76,7 @@ class OpenAIPolicy:
     """US dollars for a million prompt tokens."""
     price_out: float = 0.0
     max_cost: float | None = None
-    """US dollars after which no further call is made."""
+    """US dollars after which no further call is made and no further query begun."""
     name: str = "openai"
 
     def __post_init__(self) -> None:
@@ -103,13 +103,18 @@ class OpenAIPolicy:
         futures.wait([self._calls[key] for key in keys], return_when=futures.FIRST_COMPLETED)
         return [self._calls.pop(key).result() if self._calls[key].done() else None for key in keys]
 
+    @property
+    def spent(self) -> bool:
+        """Whether the budget is used up."""
+        return self.max_cost is not None and self.usage.dollars >= self.max_cost
+
     def _answer(self, conversation: Conversation, deadline: float) -> Completion:
         """The next turn of a conversation. Never raises."""
         body = self._body(conversation)
         rng = random.Random(f"{conversation.id}/{len(conversation.turns)}")
         reason = "no try was made"
         for tried in range(self.tries):
-            if self.max_cost is not None and self.usage.dollars >= self.max_cost:
+            if self.spent:
                 return self._failed(f"the budget of ${self.max_cost:g} is spent")
             if time.monotonic() >= deadline:
                 return self._failed(f"the episode took over {self.episode_seconds:g} s ({reason})")

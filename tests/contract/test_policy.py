@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from star import plugins
+from star.dataset import messages_of
 from star.protocols import Conversation
 from star.recipe import Limits, Tiny
 from star.rollout import Group, Rollout
-from star.synth import messages_of
 from star.train import tiny
 from star.train.tokens import Renderer
 from star.types import Completion, Query, Trajectory

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from star.dataset import messages_of
 from star.policies.hf import HFPolicy
 from star.recipe import Limits, Tiny
 from star.rollout import Group, Rollout
-from star.synth import messages_of
 from star.train import model as models
 from star.train import tiny
 from star.train.scoring import compact

@@ -74,7 +74,7 @@ def test_stages_share_training_equally() -> None:
     assert reward.weights(0.0) == reward.weights(0.33) == Sum().weights(0)
     assert reward.weights(0.34) == reward.weights(0.66) == Macro().weights(0)
     assert reward.weights(0.67) == reward.weights(1.0) == Success().weights(0)
-    dense = Staged(stages=[{"cs_micro": 8, "hard_micro": 4}])
+    dense = Staged(stages=({"cs_micro": 8, "hard_micro": 4},))
     assert value(dense, score(6, 5), 0.9) == 10.0
 
 

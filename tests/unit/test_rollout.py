@@ -94,11 +94,23 @@ def test_groups_are_whole_and_in_order(batch: int) -> None:
             assert (row.parent, row.forked_at, row.error, row.policy) == (None, None, None, "replay")
 
 
-def test_progress_counts_groups() -> None:
-    world, seen = Corridor(), list[int]()
+def test_every_group_is_told_of_as_it_ends() -> None:
+    world, seen = Corridor(), list[list[Trajectory]]()
     groups = [Group(query, 2, query.id) for query in QUERIES]
-    Rollout(ReplayPolicy(LENGTHS), world, Limits(), world.score, batch=4, progress=seen.append).run(groups)
-    assert seen == [1, 2, 3, 4, 5, 6]
+    rows = Rollout(ReplayPolicy(LENGTHS), world, Limits(), world.score, batch=4, ended=seen.append).run(groups)
+    assert sorted(seen, key=lambda part: part[0].id) == sorted(rows, key=lambda part: part[0].id)
+
+
+def test_what_has_begun_is_finished_and_no_more_begins() -> None:
+    world, seen = Corridor(), list[list[Trajectory]]()
+    groups = [Group(query, 2, query.id) for query in QUERIES]
+    limited = Rollout(ReplayPolicy(LENGTHS), world, Limits(), world.score, batch=4, ended=seen.append)
+    limited.enough = lambda: bool(seen)
+    rows = limited.run(groups)
+    assert [len(part) for part in rows] == [2, 2, 0, 0, 0, 0]
+    assert all(row.score is not None and row.score.success for part in rows for row in part)
+    limited.enough = lambda: True
+    assert limited.run(groups) == [[]] * 6
 
 
 def test_a_failed_episode_is_a_row() -> None:
