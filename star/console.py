@@ -21,19 +21,30 @@ UNLIMITED = 10_000
 
 
 class Lines:
-    """A line now and then, and always one at the end of a piece of work."""
+    """A line now and then, with the time that is left, and always one at the end of a piece of work."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._last: dict[str, float] = {}
+        self._first: dict[str, tuple[float, int]] = {}
 
     def __call__(self, label: str, done: int, total: int, note: str = "") -> None:
         now = time.monotonic()
+        begun, before = self._first.setdefault(label, (now, done))
         if done < total and now - self._last.get(label, -INTERVAL) < INTERVAL:
             return
         self._last[label] = now
-        self._stream.write(f"{label}: {done}/{total}{'  ' if note else ''}{note}\n")
+        left = (now - begun) * (total - done) / max(1, done - before)
+        ahead = f"  {_clock(left)} left" if before < done < total else ""
+        self._stream.write(f"{label}: {done}/{total}{'  ' if note else ''}{note}{ahead}\n")
         self._stream.flush()
+
+
+def _clock(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class Bars:

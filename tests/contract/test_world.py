@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,33 @@ def test_the_judge_accepts_the_expert(name: str, case: dict[str, Any]) -> None:
     queries = [query for split in SPLITS for query in world.queries(split, 2 if case["size"] == LARGE else 6, 5)]
     assert {query.days for query in queries} == set(case["days"])
     examine(world, queries)
+
+
+def test_an_expert_that_makes_mistakes_mends_them() -> None:
+    """Half its calls go wrong in every way there is, some tools fail on purpose, and it arrives all the same."""
+    world = plugins.build(
+        "world", {"name": "travel", "days": [3, 5], "mistakes": 0.5, "tool_failure_rate": 0.1, "varied_order": True}
+    )
+    rollout = Rollout(ExpertPolicy(world), world, Limits(), world.score)
+    rows = [row for rows in rollout.run([Group(q, 1, q.id) for q in world.queries("train", 40, 0)]) for row in rows]
+    assert all(row.score is not None and row.score.success for row in rows)
+    turns = [turn for row in rows for turn in row.turns]
+    errors = Counter(turn.error for turn in turns if turn.error)
+    assert {"unknown_tool", "bad_arguments", "bad_json"} <= set(errors) and any(turn.fault for turn in turns)
+    calls = sum(turn.call is not None or turn.error is not None for turn in turns)
+    assert 0.15 < errors.total() / calls < 0.45
+    texts = [tuple(turn.call.name for turn in row.turns if turn.call) for row in rows]
+    assert len({names[-3:] for names in texts}) > 3, "the order varies"
+
+
+def test_mistakes_are_the_same_each_time() -> None:
+    def texts() -> list[str]:
+        world = plugins.build("world", {"name": "travel", "days": [3], "mistakes": 0.3, "varied_order": True})
+        rollout = Rollout(ExpertPolicy(world), world, Limits(), world.score)
+        rows = rollout.run([Group(query, 1, query.id) for query in world.queries("train", 5, 0)])
+        return [turn.completion.text for group in rows for row in group for turn in row.turns]
+
+    assert texts() == texts()
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from star.worlds.travel.checks import judge
 from star.worlds.travel.database import Database
 from star.worlds.travel.episode import Episode
 from star.worlds.travel.exact import certify, ordinary
-from star.worlds.travel.expert import expert
+from star.worlds.travel.expert import Manner, expert
 from star.worlds.travel.facts import Trip
 from star.worlds.travel.generate import Size, generate
 from star.worlds.travel.phrasing import phrase
@@ -46,6 +46,10 @@ class TravelWorld:
     """Weights of easy, medium and hard queries."""
     varied_thoughts: bool = True
     """Whether the expert words its thoughts in more than one way."""
+    varied_order: bool = False
+    """Whether it looks for hotels, restaurants and attractions in any order."""
+    mistakes: float = 0.0
+    """Share of its calls that go wrong at first, so that the trajectories show how errors are mended."""
     phrasing: Literal["plain", "varied"] = "plain"
     """Wording of the queries: a few forms that a tiny model can learn, or many."""
     tool_failure_rate: float = 0.0
@@ -62,6 +66,8 @@ class TravelWorld:
             raise UsageError(f"world.mix: {list(self.mix)}", "Give three weights, for easy, medium and hard")
         if not 0 <= self.tool_failure_rate < 1:
             raise UsageError(f"world.tool_failure_rate: {self.tool_failure_rate}", "Give a share between 0 and 1")
+        if not 0 <= self.mistakes < 1:
+            raise UsageError(f"world.mistakes: {self.mistakes}", "Give a share between 0 and 1")
         if self.database and self.size:
             raise UsageError("world.size has no effect with world.database", "Give one of the two")
 
@@ -129,7 +135,8 @@ class TravelWorld:
         solution = plain or self._certified(trip)
         if solution is None:
             raise UsageError(f"query {query.id}: no plan exists within its budget", "Sample queries from this world")
-        return expert(solution, random.Random(f"expert/{query.id}/{query.text}") if self.varied_thoughts else None)
+        manner = Manner(self.varied_thoughts, self.varied_order, self.mistakes)
+        return expert(solution, random.Random(f"expert/{query.id}/{query.text}"), manner)
 
     def _certified(self, trip: Trip) -> Witness | None:
         """The cheapest plan there is, for a trip that no ordinary plan fits."""
