@@ -28,6 +28,7 @@ class Chat:
     url: str
     """Base of the API, such as http://localhost:8000/v1."""
     model: str
+    temperature: float = 0.0
     timeout_seconds: float = 120.0
     tries: int = 4
     wait_seconds: float = 1.0
@@ -38,9 +39,9 @@ class Chat:
             raise UsageError(f"{self.url}: is no address of a server", "Give one such as http://localhost:8000/v1")
 
     def ask(self, system: str, user: str) -> str:
-        """The model's reply, at temperature 0. Raises StarError if the server cannot give one."""
+        """The model's reply. Raises StarError if the server cannot give one."""
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        body = json.dumps({"model": self.model, "messages": messages, "temperature": 0}).encode()
+        body = json.dumps({"model": self.model, "messages": messages, "temperature": self.temperature}).encode()
         for tried in range(1, self.tries + 1):
             try:
                 return self._reply(self._post(body))

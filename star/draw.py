@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from star import plugins
-from star.errors import DataError, UsageError
+from star.chat import Chat
+from star.errors import DataError, StarError, UsageError
 from star.options import Drawing
 from star.progress import Patient, Progress, silent
 from star.recipe import build_world, find, load
 from star.records import read_lines, write_jsonl
-from star.worlds.travel.certified import Sampler, Wanted, key_of
+from star.worlds.travel.certified import Row, Sampler, Wanted, key_of
+from star.worlds.travel.extract import Extractor
 from star.worlds.travel.facts import DIFFICULTIES, Trip
+from star.worlds.travel.phraser import Phraser
 from star.worlds.travel.splits import read_queries
 
 
@@ -39,6 +43,10 @@ class Result:
     """Queries whose plan takes a flight."""
     slack: list[float]
     """Least, median and greatest."""
+    phraser: str | None
+    """Model that worded the queries."""
+    unsaid: dict[str, int]
+    """Queries dropped since the model's text lost a fact, by fact."""
     seconds: float
 
 
@@ -54,11 +62,9 @@ def draw(wanted: Drawing, recipe: str | None, sets: Sequence[str] | None, seed: 
         raise UsageError(f"--mix {wanted.mix}: no weight is positive", "Example: --mix 4:3:3")
     if not 1 <= low <= high:
         raise UsageError(f"--slack {wanted.slack}: not 1 <= LOW <= HIGH", "Below 1 no plan is within the budget")
+    phraser = _phraser(wanted, world)
     sampler = Sampler(world.tables, Wanted(world.days, mix, (low, high)), seed, excluded)
-    patient, rows = Patient(progress), []
-    for row in sampler.rows(wanted.count):
-        rows.append(row)
-        patient("queries", len(rows), wanted.count)
+    rows = _rows(sampler, wanted.count, phraser, progress)
     write_jsonl(wanted.out, rows)
     counts, slack = sampler.counts, sorted(row.slack for row in rows)
     repaired = counts.pop("budget repaired", 0)
@@ -67,8 +73,36 @@ def draw(wanted: Drawing, recipe: str | None, sets: Sequence[str] | None, seed: 
         dict(counts.most_common()), repaired, dict(Counter(row.query["level"] for row in rows)),
         dict(sorted(Counter(row.query["days"] for row in rows).items())),
         sum(any("Flight" in str(day["transportation"]) for day in row.plan) for row in rows),
-        [slack[0], slack[len(slack) // 2], slack[-1]], round(time.perf_counter() - begun, 1),
+        [slack[0], slack[len(slack) // 2], slack[-1]], wanted.phraser_model,
+        dict(phraser.lost.most_common()) if phraser else {}, round(time.perf_counter() - begun, 1),
     )  # fmt: skip
+
+
+def _phraser(wanted: Drawing, world: Any) -> Phraser | None:
+    if (wanted.phraser_url is None) != (wanted.phraser_model is None):
+        raise UsageError("--phraser-url and --phraser-model: one has no effect without the other", "Give both")
+    if wanted.phraser_url is None or wanted.phraser_model is None:
+        return None
+    return Phraser(Chat(wanted.phraser_url, wanted.phraser_model, temperature=1.0), Extractor(world.tables.states))
+
+
+def _rows(sampler: Sampler, count: int, phraser: Phraser | None, progress: Progress) -> list[Row]:
+    """So many certified rows; what a phraser could not word is replaced by further draws."""
+    patient, rows, drawn = Patient(progress), list[Row](), sampler.rows()
+    while len(rows) < count:
+        fresh: list[Row] = []
+        for row in itertools.islice(drawn, count - len(rows)):
+            fresh.append(row)
+            patient("queries", len(rows) + len(fresh), count)
+        if phraser is not None:
+            texts = phraser.texts([(row.id, row.query) for row in fresh], progress)
+            fresh = [replace(row, query={**row.query, "query": text}) for row, text in zip(fresh, texts, strict=True) if text]
+            if not fresh:
+                lost = ", ".join(phraser.lost)
+                what = f"--phraser-model {phraser.chat.model}: none of its texts says the facts (lost: {lost})"
+                raise StarError(what, "Use a stronger model")
+        rows += fresh
+    return rows
 
 
 def parts(text: str, option: str, count: int) -> list[float]:
@@ -119,4 +153,7 @@ def tables(result: Result) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         kept,
     )
     dropped = [[reason, f"{count:,}"] for reason, count in result.dropped.items()]
+    if result.phraser:
+        lost = ", ".join(f"{name} {count:,}" for name, count in result.unsaid.items())
+        yield f"\nworded by {result.phraser}; dropped for facts that its text lost: {lost or 'none'}", [], []
     yield f"\n{result.drawn:,} draws; {result.repaired:,} budgets repaired", ["dropped for", "draws"], dropped

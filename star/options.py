@@ -46,6 +46,10 @@ class Drawing:
     database: Annotated[Path | None, typer.Option(help="Store or CSV folder; default: the world of the recipe.")] = None
     mix: Annotated[str | None, typer.Option(metavar="E:M:H", help="Weights of easy, medium, hard; default 4:3:3.")] = None
     slack: Annotated[str | None, typer.Option(metavar="LOW:HIGH", help="Budget over the cheapest cost; default 1.05:8.")] = None
+    phraser_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that words the queries; default: our own forms.")
+    ] = None
+    phraser_model: Annotated[str | None, typer.Option(metavar="MODEL", help="Model that does it.")] = None
     disjoint_from: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="No trip of this file; repeatable.")] = None
 
 

@@ -4,6 +4,7 @@ reads back as the same facts."""
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import random
 from collections import Counter
@@ -77,8 +78,9 @@ class Sampler:
     """Why draws were dropped or repaired."""
     _seen: set[str] = field(default_factory=set)
 
-    def rows(self, count: int) -> Iterator[Row]:
-        yield from (self._row(index) for index in range(count))
+    def rows(self) -> Iterator[Row]:
+        """Row after row, without end."""
+        return map(self._row, itertools.count())
 
     def _row(self, index: int) -> Row:
         rng = random.Random(f"{self.seed}/certified/{index}")
