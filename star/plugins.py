@@ -29,6 +29,7 @@ TABLE: dict[str, dict[str, str]] = {
         "replay": "star.policies.replay:ReplayPolicy",
         "hf": "star.policies.hf:HFPolicy",
         "openai": "star.policies.openai:OpenAIPolicy",
+        "local": "star.train.teacher:LocalTeacher",
     },
     "algorithm": {
         "grpo": "star.algorithms.grpo:GRPO",
@@ -52,7 +53,7 @@ GIVEN: dict[str, frozenset[str]] = {
 }
 """Constructor arguments that the caller supplies and that a recipe therefore cannot set."""
 
-HEAVY_MODULES = frozenset({"star.policies.hf", "star.policies.vllm"})
+HEAVY_MODULES = frozenset({"star.policies.hf", "star.policies.vllm", "star.train.teacher"})
 """Modules that import torch: `check` looks at their names only."""
 
 _IMPORTABLE = "Name an importable package.module:Class"

@@ -15,6 +15,7 @@ from star.dataset import messages_of
 from star.protocols import Conversation
 from star.recipe import Limits, Tiny
 from star.rollout import Group, Rollout
+from star.train import model as models
 from star.train import tiny
 from star.train.tokens import Renderer
 from star.types import Completion, Query, Trajectory
@@ -59,17 +60,25 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def policies(server: str) -> dict[str, Any]:
+def policies(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One of each name in the table."""
     rows = play(teacher(), QUERIES, Limits())
     tokenizer = tiny.tokenizer([messages_of(row) for row in rows] * 20, WORLD.names(), 2000)
-    model = tiny.model(Tiny(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16), tokenizer, 0)
+    size = Tiny(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16)
+    model = tiny.model(size, tokenizer, 0)
+    directory = tmp_path_factory.mktemp("model")
+    models.save(
+        tiny.model(Tiny(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16), tokenizer, 0), tokenizer, directory, "", 0
+    )
     recorded = {row.query_id: [turn.completion for turn in row.turns] for row in rows}
     return {
         "expert": teacher(),
         "replay": plugins.build("policy", {"name": "replay"}, recorded=recorded),
         "hf": plugins.build("policy", {"name": "hf"}, model=model, renderer=Renderer(tokenizer), limits=LIMITS),
         "openai": plugins.build("policy", {"name": "openai", "model": "parrot", "url": server}),
+        "local": plugins.build(
+            "policy", {"name": "local", "model": str(directory), "turn_tokens": LIMITS.turn_tokens, "context": LIMITS.context}
+        ),
     }
 
 
