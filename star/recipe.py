@@ -151,6 +151,11 @@ class Rl:
     eval_steps: int = 10
     """Every so many steps the dev queries are played greedily; the best checkpoint is kept. 0 keeps the last."""
     save_steps: int = 10
+    max_gap: float = 0.1
+    """Mean distance of the sampler's and the trainer's log-probabilities a token at which RL stops: beyond it the rollouts are
+    not the policy's own. In float32 it is about 1e-6, in bfloat16 about 1e-2."""
+    report_to: list[Literal["tensorboard", "wandb", "trackio"]] = field(default_factory=list)
+    """Trackers that get every figure as well; each must be installed."""
     bf16: bool = False
     gradient_checkpointing: bool = False
 

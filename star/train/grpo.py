@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,6 +26,7 @@ from star.protocols import Algorithm, Reward, World
 from star.recipe import Rl
 from star.rewards import COMPONENTS, components, value
 from star.rollout import Group, Rollout
+from star.train import telemetry
 from star.train.credit import segment_ids, shared_mean
 from star.train.optimizer import MuonAdamW
 from star.train.order import EpochSampler
@@ -96,7 +97,7 @@ def config(setup: Setup, directory: Path) -> GRPOConfig:
         save_steps=rl.save_steps,
         save_total_limit=1,
         logging_steps=1,
-        report_to=[],
+        report_to=list(rl.report_to),
         seed=setup.seed,
         data_seed=setup.seed,
         disable_tqdm=True,
@@ -115,6 +116,7 @@ class StarGRPOTrainer(GRPOTrainer):
         self._order: list[str] = []
         self._segments: list[list[int]] = []
         self._looked_at: torch.Tensor | None = None
+        self._scored: torch.Tensor | None = None
         self._tries = Tries(setup.settings.trie == "auto")
         self._step_context = ExitStack()
         self._buffered_inputs: list[dict[str, Any]] | None = None
@@ -220,8 +222,20 @@ class StarGRPOTrainer(GRPOTrainer):
         """TRL's loss; only notes first which tokens it will look at."""
         self._looked_at = inputs["completion_mask"] * inputs["tool_mask"]
         loss: torch.Tensor = super()._compute_loss(model, inputs)
+        self._compare(inputs, self._looked_at)
         self._looked_at = None
         return loss
+
+    def _compare(self, inputs: dict[str, Any], mask: torch.Tensor) -> None:
+        """Measure the distance of sampler and trainer while the policy is still the one that played."""
+        sampled, fresh = inputs.get("sampling_per_token_logps"), self._step % self.args.steps_per_generation
+        if sampled is None or self._scored is None or fresh >= self.args.gradient_accumulation_steps:
+            return
+        mean, most = telemetry.gap(self._scored, sampled, mask)
+        # Not _log_metric: what that is given shows up with the next batch of rollouts only.
+        self._metrics["train"]["sampling/logprob_gap"].append(mean)
+        self._metrics["train"]["sampling/logprob_gap_max"].append(most)
+        telemetry.check_gap(mean, self.setup.settings.max_gap)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -248,9 +262,12 @@ class StarGRPOTrainer(GRPOTrainer):
         if found is None and self._looked_at is not None and compact(model):
             found = token_scores(model, input_ids, attention_mask, asked, self.temperature)
         if found is None:
-            return super()._get_per_token_logps_and_entropies(
+            scored = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs
             )
+            self._scored = scored[0].detach()
+            return scored
+        self._scored = found[0][:, -logits_to_keep:].detach()
         return found[0][:, -logits_to_keep:], found[1][:, -logits_to_keep:], None
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -272,19 +289,11 @@ class StarGRPOTrainer(GRPOTrainer):
             inputs = self._buffered_inputs[self._step % len(self._buffered_inputs)]
         return trimmed(inputs)
 
-    def note(self, groups: list[list[Trajectory]], flats: list[Flat]) -> None:
+    def note(self, groups: list[list[Trajectory]]) -> None:
         """Log what the batch of rollouts was like, and keep its best and worst trajectory."""
+        for name, figure in telemetry.of_rollouts(groups, self.setup.settings.mask):
+            self._log_metric(name, figure)
         rows = [row for group in groups for row in group]
-        stops = Counter(row.stop for row in rows)
-        for stop in ("answer", "turns", "tokens", "format", "error"):
-            self._log_metric(f"rollout/stop_{stop}", stops[stop] / len(rows))
-        self._log_metric("rollout/turns", sum(len(row.turns) for row in rows) / len(rows))
-        calls = sum(turn.call is not None for row in rows for turn in row.turns[row.forked_at or 0 :])
-        self._log_metric("rollout/tool_calls", calls / len(rows))
-        self._log_metric("rollout/forks", sum(row.parent is not None for row in rows) / len(groups))
-        self._log_metric("rollout/errors", sum(t.error is not None for row in rows for t in row.turns) / len(rows))
-        self._log_metric("rollout/masked", sum(row.stop in self.setup.settings.mask for row in rows) / len(rows))
-        self._log_metric("rollout/tokens", sum(sum(flat.mask) for flat in flats) / len(rows))
         ordered = sorted(rows, key=self.value)
         for label, row in (("worst", ordered[0]), ("best", ordered[-1])):
             self.kept.append({"step": self.state.global_step, "label": label, "reward": self.value(row), "trajectory": row})
@@ -292,10 +301,12 @@ class StarGRPOTrainer(GRPOTrainer):
 
 def _play(_: list[str], trainer: StarGRPOTrainer) -> dict[str, Any]:
     """TRL's rollout function: one row per prompt, groups together and in order."""
+    begun = time.perf_counter()
     groups = trainer.play()
+    trainer._log_metric("seconds/rollouts", time.perf_counter() - begun)
     rows = [row for group in groups for row in group]
     flats = [trainer.setup.renderer.flatten(row) for row in rows]
-    trainer.note(groups, flats)
+    trainer.note(groups)
     masked = trainer.setup.settings.mask
     flats = [replace(f, mask=[0] * len(f.mask)) if r.stop in masked else f for r, f in zip(rows, flats, strict=True)]
     trainer._segments = _number(groups, flats)
