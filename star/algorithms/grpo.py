@@ -24,6 +24,14 @@ class GRPO:
     """TRL's loss_type: "grpo" averages within a rollout first, "dapo" over all tokens of the batch."""
     scale: Literal["group", "batch", "none"] = "group"
     """What the advantage is divided by the standard deviation of."""
+    negative: float = 1.0
+    """Weight of negative advantages. Below 1 it trusts what succeeded more than what failed: every token of a rollout that met
+    all constraints was right, but most tokens of a failed one were right as well, and are pushed down all the same (compare
+    the weighted REINFORCE of arXiv 2506.01347, which turns the same knob the other way)."""
+
+    def __post_init__(self) -> None:
+        if self.negative < 0:
+            raise ValueError(f"negative is a weight of at least 0, not {self.negative}")
 
     def roots(self, size: int) -> int:
         return size

@@ -211,6 +211,8 @@ class StarGRPOTrainer(GRPOTrainer):
         self.reward_weights = torch.tensor([weights[name] for name in COMPONENTS], dtype=torch.float32)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         output["row"] = torch.arange(len(inputs))
+        below = getattr(self.setup.algorithm, "negative", 1.0)
+        output["advantages"] = torch.where(output["advantages"] < 0, output["advantages"] * below, output["advantages"])
         if getattr(self.setup.algorithm, "advantage", "soft") == "hard":
             width = output["completion_ids"].shape[1]
             padded = [row + [-1] * (width - len(row)) for row in self._segments]
