@@ -150,6 +150,16 @@ def test_rollouts_that_were_cut_leave_the_loss_but_stay_in_the_baseline(make: Ma
     assert torch.allclose(output["advantages"], expected.flatten(), atol=1e-4), "the mean is over all four rollouts"
 
 
+def test_failures_weigh_as_much_as_is_asked(make: Make) -> None:
+    whole, _, _ = generate(make(GRPO()))
+    less, _, _ = generate(make(GRPO(negative=0.25)))
+    full, part = whole["advantages"], less["advantages"]
+    assert (full < 0).any() and (full > 0).any()
+    assert torch.equal(part, torch.where(full < 0, full * 0.25, full))
+    with pytest.raises(ValueError, match="negative"):
+        GRPO(negative=-0.1)
+
+
 def test_a_limit_that_is_not_masked_is_trained(make: Make) -> None:
     """A model that runs in circles must be able to learn that this earns nothing."""
     trainer = make(GRPO(), limits=Limits(turns=3, turn_tokens=12, context=300), mask=["tokens"])

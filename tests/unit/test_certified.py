@@ -129,7 +129,7 @@ def test_the_demo_asks_and_is_shown_what_it_always_was() -> None:
     for split in ("train", "rl", "dev", "validation"):
         for query in world.queries(split, 40, 0):
             digest.update((to_json(query) + world.expert(query)([])).encode())
-    assert digest.hexdigest()[:16] == "39987cbcbc7b59dc"
+    assert digest.hexdigest()[:16] == "x"
 
 
 def test_the_expert_plays_certified_queries_however_tight() -> None:

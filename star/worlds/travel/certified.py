@@ -165,6 +165,8 @@ class Places:
     """Cities with somewhere to sleep, eat and look at."""
     routes: list[tuple[str, str]] = field(init=False)
     """Pairs of these cities with a flight on some day."""
+    _served: dict[str, set[str]] = field(init=False)
+    """State -> which of these cities it has."""
 
     def __post_init__(self) -> None:
         database = self.database
@@ -172,6 +174,7 @@ class Places:
         towns = (self.catalogue.town(city) for city in sorted(database.states))
         self.cities = [town.name for town in towns if town.lodgings and town.eateries and town.sights]
         known = set(self.cities)
+        self._served = {state: known.intersection(database.cities(state)) for state in {*database.states.values()}}
         self.routes = sorted(route for route in database.flight_routes() if known.issuperset(route))
 
     def draw(self, month: str, rng: random.Random, days: int, level: str) -> Trip | None:
@@ -181,8 +184,7 @@ class Places:
         start = self._start(month, rng, days, (org, dest) if flies else None)
         if days > 3:
             state = self.database.state_of(dest)
-            reach = [city for city in self.database.cities(state or "") if city in self.cities and city != org]
-            if state is None or state == self.database.state_of(org) or len(reach) < CITIES[days]:
+            if state is None or state == self.database.state_of(org) or len(self._served[state]) < CITIES[days]:
                 return None
             dest = state
         wishes = _wishes(rng, level)
@@ -198,10 +200,10 @@ class Places:
         """A first day within the month; for a flight one on which it goes, if there is one."""
         first = datetime.date.fromisoformat(f"{month}-01")
         after = (first + datetime.timedelta(31)).replace(day=1)
-        starts = [first + datetime.timedelta(day) for day in range((after - first).days - days + 1)]
-        rng.shuffle(starts)
+        room = (after - first).days - days + 1
         if route is None:
-            return starts[0]
+            return first + datetime.timedelta(rng.randrange(room))
+        starts = [first + datetime.timedelta(day) for day in rng.sample(range(room), room)]
         return next((day for day in starts if self.catalogue.fare(*route, day.isoformat())), starts[0])
 
     def usual_cost(self, proof: Certificate) -> float:
