@@ -86,6 +86,24 @@ def test_an_expert_that_makes_mistakes_mends_them() -> None:
     assert len({names[-3:] for names in texts}) > 3, "the order varies"
 
 
+def test_a_season_holds_all_trips_and_flights() -> None:
+    world = plugins.build("world", {"name": "travel", "days": [3], "size": {"cities": 4, "month": "2022-02", "season": 9}})
+    days = {f"2022-02-{day:02d}" for day in range(1, 10)}
+    dates = {date for query in world.queries("train", 60, 0) for date in query.facts["date"]}
+    assert dates == days, "all of it is used"
+    flown = {row.date for route in world.tables.flight_routes() for day in days for row in world.tables.flights(*route, day)}
+    assert flown == days and not world.tables.flights(*next(iter(world.tables.flight_routes())), "2022-02-10")
+    examine(world, world.queries("train", 10, 1))
+
+
+@pytest.mark.parametrize("size", [{"season": 2}, {"season": 32}, {"month": "2022-02", "season": 29}, {"month": "March"}])
+def test_a_season_that_cannot_be_is_refused(size: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"world\.size"):
+        plugins.build("world", {"name": "travel", "days": [3], "size": size}).queries("train", 1, 0)
+    with pytest.raises(UsageError, match="season"):
+        plugins.build("world", {"name": "travel", "days": [5], "size": {"season": 4}}).queries("train", 1, 0)
+
+
 def test_mistakes_are_the_same_each_time() -> None:
     def texts() -> list[str]:
         world = plugins.build("world", {"name": "travel", "days": [3], "mistakes": 0.3, "varied_order": True})
