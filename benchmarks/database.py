@@ -3,7 +3,8 @@
     python benchmarks/database.py DATA [--flights 3830000] [--reference DIR] [--json]
 
 DATA holds the small tables. Flights are synthetic, with the columns of the published table: 5,000 pairs of cities, some
-of them much busier than others, over two months. With `--reference DIR`, the flight search of a TravelPlanner checkout
+of them much busier than others, over two months. Where DATA holds `train.jsonl`, its human plans are judged on this store
+and on the few flights of DATA. With `--reference DIR`, the flight search of a TravelPlanner checkout
 reads the same table and answers some of the same look-ups.
 """
 
@@ -23,7 +24,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-from star.worlds.travel.csv_tables import COLUMNS, FILES, STATES, find
+from star.worlds.travel.csv_tables import COLUMNS, FILES, STATES, find, read_flights
 from star.worlds.travel.database import Database, build
 
 LOOK_UPS = 2000
@@ -45,6 +46,23 @@ found = sum(len(database.flights(*key)) for key in keys)
 each = (time.perf_counter() - started) / len(keys)
 print(json.dumps({"open_s": opened, "first_look_ups_s": ready, "flight_look_up_us": each * 1e6, "found": found,
                   "resident_mib": resident(), "of_database_mib": resident() - before}))
+"""
+JUDGING = """
+import json, sys, time
+from pathlib import Path
+from star.worlds.travel.checks import judge
+from star.worlds.travel.database import Database
+plans = [json.loads(line) for line in (Path(sys.argv[1]) / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+def rate(path):
+    database, count, started = Database.open(Path(path)), 0, None
+    for again in range(40):
+        if again == 1:
+            started = time.process_time()
+        passed = sum(judge(row, row["plan"], database, "official").success for row in plans)
+        count += len(plans) * bool(again)
+    return count / (time.process_time() - started), passed
+(small, _), (large, passed) = rate(sys.argv[1]), rate(sys.argv[2])
+print(json.dumps({"plans_per_second": large, "over_few_flights": large / small, "human_plans_passed": passed}))
 """
 REFERENCE = """
 import contextlib, io, json, os, resource, sys, time
@@ -99,6 +117,8 @@ def synthesise(data: Path, folder: Path, count: int) -> list[tuple[str, str, str
             writer.writerow((f"F{3500000 + index}", price, *times, elapsed, day, origin, destination, length))
             if index % (count // LOOK_UPS + 1) == 0:
                 keys.append((origin, destination, day))
+        # The flights of DATA come last, so that the human plans can be judged.
+        writer.writerows((f.number, f.price, *f[2:]) for f in read_flights(data))
     return keys
 
 
@@ -123,6 +143,8 @@ def measure(data: Path, count: int, reference: Path | None) -> dict[str, Any]:
             **child(PROBE, str(target), keys=keys),
         }
         assert Database.open(target).flights(*keys[0])
+        if (data / "train.jsonl").is_file():
+            result["judge"] = child(JUDGING, str(data.resolve()), str(target), keys=[])
         if reference:
             table = str(folder / FILES["flights"][0])
             result["reference"] = child(REFERENCE, str(reference.resolve()), table, keys=keys)

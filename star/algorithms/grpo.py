@@ -25,9 +25,10 @@ class GRPO:
     scale: Literal["group", "batch", "none"] = "group"
     """What the advantage is divided by the standard deviation of."""
     negative: float = 1.0
-    """Weight of negative advantages. Below 1 it trusts what succeeded more than what failed: every token of a rollout that met
-    all constraints was right, but most tokens of a failed one were right as well, and are pushed down all the same (compare
-    the weighted REINFORCE of arXiv 2506.01347, which turns the same knob the other way)."""
+    """Weight of negative advantages. Below 1, what succeeded counts more than what failed: all of a rollout that met every
+    constraint was right, but most of a failed one was right too, and is pushed down all the same. That is the larger part of the
+    gradient's noise where batches are small. The price is diversity (arXiv 2506.01347 takes the two apart: reinforcing successes
+    raises pass@1, penalising failures keeps pass@k)."""
 
     def __post_init__(self) -> None:
         if self.negative < 0:
