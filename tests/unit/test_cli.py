@@ -98,7 +98,7 @@ FIGURES = {"base": {"greedy": ROW, "sampled": ROW}}
         (["sft", "--set", "sft.lrr=1"], 2, "--set sft.lrr: unknown key. Did you mean 'lr'?"),
         (["sft", "--set", "sft.lr=fast"], 2, "--set sft.lr: 'fast' is a wrong value"),
         (["rl", "--algo", "grp"], 2, "--set rl.algo: unknown algorithm 'grp'. Did you mean 'grpo'?"),
-        (["rl", "--reward", "none"], 2, "unknown reward 'none'. Known: curriculum, macro, success, sum"),
+        (["rl", "--reward", "none"], 2, "unknown reward 'none'. Known: curriculum, macro, staged, success, sum"),
         (["sft", "-r", "none.yaml"], 2, "none.yaml: no such recipe file"),
         (["sft", "-r", "paper-9b"], 2, "Known: "),
         (["eval", "--split", "test"], 2, "--split test: this split is not for evaluation. Known: dev, validation"),
