@@ -19,6 +19,9 @@ from star.rollout import Group, Rollout
 from star.stage import Work
 from star.types import Query, Trajectory
 
+JOURNAL, USAGE = "journal.jsonl", "usage.json"
+"""What has been played and spent so far, while the teacher plays."""
+
 
 def queries(recipe: Recipe, run: Run, command: list[str]) -> Entry:
     """Sample the queries of each split; splits share no trip."""
@@ -44,7 +47,8 @@ def trajectories(recipe: Recipe, run: Run, command: list[str]) -> Entry:
 
     def body(work: Work) -> None:
         asked = {query.id: query for query in read_jsonl(work.take("queries-train"), Query)[: recipe.synth.max_queries]}
-        played = _Play(recipe, run, work).play(list(asked.values()))
+        teacher = _Play(recipe, run, work)
+        played = teacher.play(list(asked.values()))
         rows = [row for tries in played for row in tries]
         write_jsonl(work.make("trajectories", "trajectories.jsonl"), rows)
         work.rows("trajectories", len(rows))
@@ -58,6 +62,7 @@ def trajectories(recipe: Recipe, run: Run, command: list[str]) -> Entry:
         work.rows("dataset", len(kept))
         settings = {"teacher": recipe.synth.teacher, "mode": recipe.synth.mode, "world": recipe.world, "seed": recipe.seed}
         write_text(work.make("card", "README.md"), card(recipe.name, found, settings))
+        teacher.forget()
 
     return run.perform(job(recipe, "trajectories", command), body)
 
@@ -73,13 +78,12 @@ class _Play:
 
     def play(self, asked: Sequence[Query]) -> list[list[Trajectory]]:
         """The tries at each query, in order. What a run that was interrupted has played is not played again."""
-        spent = self._work.directory / "usage.json"
+        spent = self._work.directory / USAGE
         if spent.exists() and hasattr(self._teacher, "usage"):
             self._teacher.usage = parse(type(self._teacher.usage), read_json(spent), str(spent))
         judge = partial(self._world.score, mode=self._synth.mode)
         rollout = Rollout(self._teacher, self._world, Limits(), judge, enough=lambda: getattr(self._teacher, "spent", False))
         groups = [Group(query, self._synth.samples, f"teacher/{query.id}") for query in asked]
-        journal = self._work.directory / "journal.jsonl"
 
         def ended(rows: list[Trajectory]) -> None:
             if hasattr(self._teacher, "usage"):
@@ -89,12 +93,15 @@ class _Play:
             self._good += sum(row.score is not None and row.score.success for row in rows)
             self._run.progress("trajectories", self._ended, len(groups), self._note())
 
-        played = play_singly(rollout, groups, journal, ended)
+        played = play_singly(rollout, groups, self._work.directory / JOURNAL, ended)
         if hasattr(self._teacher, "usage"):
             self._work.metrics["teacher"] = plain(self._teacher.usage)
-        for file in (journal, spent):
-            file.unlink(missing_ok=True)
         return played
+
+    def forget(self) -> None:
+        """Drop what only an interrupted run needs, once the rest is written."""
+        for name in (JOURNAL, USAGE):
+            (self._work.directory / name).unlink(missing_ok=True)
 
     def _note(self) -> str:
         """Rate, share of accepted tries, and cost so far."""

@@ -35,6 +35,7 @@ class Moody:
     world: World
     max_cost: float | None = None
     dies_after: int | None = None
+    silent: bool = False
     name: str = "moody"
     usage: Usage = field(default_factory=Usage)
 
@@ -54,7 +55,7 @@ class Moody:
         text = self.world.expert(conversation.query)(conversation.turns)
         if mood == 0:
             text = text.replace("<think>", "<think>Well, let me think about this at some length. ")
-        return Completion("<think>I give up.</think>\n<answer></answer>" if mood == 2 else text)
+        return Completion("<think>I give up.</think>\n<answer></answer>" if mood == 2 or self.silent else text)
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +128,19 @@ def test_an_interruption_costs_only_what_was_in_flight(star: Star) -> None:
     held = (Path("runs/small/trajectories.partial") / "journal.jsonl").read_bytes().count(b"\n")
     usage = json.loads((Path("runs/small/trajectories.partial") / "usage.json").read_text()) if held else {"calls": 0}
     assert usage["calls"] <= 70
+
+
+def test_what_was_played_is_kept_when_nothing_is_accepted(star: Star) -> None:
+    """Another judge mode or a look at the reasons must not cost the tries again."""
+    assert star("synth", "queries", *BASE)[0] == 0
+    hopeless = ("--recipe", "small.yaml", "--set", TEACHER.replace("Moody'", "Moody', silent: true"))
+    code, _, err = star("synth", "trajectories", *hopeless)
+    assert code == 1 and "accepted none of 12" in err
+    partial = Path("runs/small/trajectories.partial")
+    calls = json.loads((partial / "usage.json").read_text())["calls"]
+    assert (partial / "trajectories.jsonl").exists()
+    assert star("synth", "trajectories", *hopeless)[0] == 1
+    assert json.loads((partial / "usage.json").read_text())["calls"] == calls, "nothing was asked again"
 
 
 @pytest.mark.parametrize("form", ["messages", "sharegpt", "parquet"])
