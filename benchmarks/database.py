@@ -65,13 +65,21 @@ def rate(path):
 print(json.dumps({"plans_per_second": large, "over_few_flights": large / small, "human_plans_passed": passed}))
 """
 REFERENCE = """
-import contextlib, io, json, os, resource, sys, time
+import contextlib, importlib, io, json, os, resource, sys, time, types
 sys.path.insert(0, sys.argv[1])
 os.chdir(sys.argv[1] + "/evaluation")
+def load(name):
+    while True:  # packages that are missing serve other things than looking up
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            assert error.name.partition(".")[0] not in ("pandas", "numpy"), error
+            stand_in = sys.modules[error.name] = types.ModuleType(error.name)
+            stand_in.__path__ = []
+            stand_in.__getattr__ = lambda _: type("Unused", (), {})
 started = time.perf_counter()
 with contextlib.redirect_stdout(io.StringIO()):
-    from tools.flights.apis import Flights
-    flights = Flights(path=sys.argv[2])
+    flights = load("tools.flights.apis").Flights(path=sys.argv[2])
 opened = time.perf_counter() - started
 keys = json.loads(sys.stdin.read())[:20]
 started = time.perf_counter()
@@ -114,7 +122,7 @@ def synthesise(data: Path, folder: Path, count: int) -> list[tuple[str, str, str
             times = (f"{start // 60:02d}:{start % 60:02d}", f"{end // 60:02d}:{end % 60:02d}")
             elapsed = f"{minutes // 60} hours {minutes % 60} minutes"
             price, length = draw.randrange(30, 900), float(minutes * 8)
-            writer.writerow((f"F{3500000 + index}", price, *times, elapsed, day, origin, destination, length))
+            writer.writerow((f"F{10_000_000 + index}", price, *times, elapsed, day, origin, destination, length))
             if index % (count // LOOK_UPS + 1) == 0:
                 keys.append((origin, destination, day))
         # The flights of DATA come last, so that the human plans can be judged.
@@ -124,7 +132,9 @@ def synthesise(data: Path, folder: Path, count: int) -> list[tuple[str, str, str
 
 def child(code: str, *arguments: str, keys: list[tuple[str, str, str]]) -> dict[str, float]:
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, input=json.dumps(keys), check=True, capture_output=True, text=True)
+    done = subprocess.run(command, input=json.dumps(keys), check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"a measurement failed: {done.stderr.strip().splitlines()[-1]}")
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 

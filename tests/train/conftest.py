@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,7 +125,7 @@ def _student(renderer: Renderer, conversations: list[list[Message]], tmp_path_fa
 @pytest.fixture
 def student(_student: Any) -> Any:
     """A model that mostly says something sensible; each test has its own copy."""
-    model = type(_student)(_student.config)
+    model = type(_student)(copy.deepcopy(_student.config))
     model.load_state_dict(_student.state_dict())
     return model.eval()
 
