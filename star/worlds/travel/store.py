@@ -64,7 +64,7 @@ _ROWS: dict[str, tuple[type[Any], str, str]] = {
 """Small table -> record of a row, how rows are written, and how read; columns in the order of the record's fields."""
 
 _ON_ROUTE = "select numbers, packed from flights where origin = ? and destination = ? and date = ?"
-_BY_NUMBER = """select position, origin, destination, date, numbers, packed
+_BY_NUMBER = """select position, origin, destination, date, packed
 from flight_numbers join flights on id = bucket where number = ?"""
 _GROUPED = """select origin, destination, date, number, price, distance, departure, arrival, elapsed, place
 from scratch.flights order by origin, destination, date, place"""
@@ -215,21 +215,31 @@ class Store:
             for end in numbers.get(destination, ())
             for day in numbers.get(date, ())
         ]
+        if len(choices) == 1:
+            row = self._connection.execute(_ON_ROUTE, choices[0]).fetchone()
+            return self._bucket(*choices[0], *row)[1] if row else ()
         found = [
             pair
             for choice in choices
             for row in self._connection.execute(_ON_ROUTE, choice)
             for pair in zip(*self._bucket(*choice, *row), strict=True)
         ]
-        return tuple(flight for _, flight in (found if len(choices) == 1 else sorted(found, key=itemgetter(0))))
+        return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
 
     def numbered(self, number: str) -> tuple[Flight, ...]:
         """Flights of this number, in published order."""
-        found = []
-        for position, *bucket in self._connection.execute(_BY_NUMBER, (number,)):
-            places, flights = self._bucket(*bucket)
-            found.append((places[position], flights[position]))
-        return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
+        rows = self._connection.execute(_BY_NUMBER, (number,))
+        found = sorted((self._single(number, *row) for row in rows), key=itemgetter(0))
+        return tuple(flight for _, flight in found)
+
+    def _single(self, number: str, position: int, origin: int, destination: int, date: int, packed: bytes) -> tuple[int, Flight]:
+        """Place in the published table, and the flight, at one position of a bucket."""
+        text, values = self._texts, _packing(len(packed) // _packing(1).size).unpack(packed)
+        price, distance, departure, arrival, elapsed, place = values[position :: len(values) // 6]
+        flight = Flight(
+            number, price, text[departure], text[arrival], text[elapsed], text[date], text[origin], text[destination], distance
+        )
+        return place, flight
 
     def _bucket(
         self, origin: int, destination: int, date: int, numbers: str, packed: bytes
