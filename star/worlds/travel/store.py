@@ -29,6 +29,8 @@ from star.worlds.travel.text import city_key
 
 FORMAT = "star-travel-2"
 MAGIC = b"SQLite format 3\x00"
+REMEMBERED = 1024
+"""Answers of each kind that an open store keeps in memory."""
 
 _SCHEMA = """
 create table meta (format text not null);
@@ -151,6 +153,9 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._local = threading.local()
+        # The rollouts of a group, and the judge after them, ask for the same flights again and again.
+        self._routes = lru_cache(maxsize=REMEMBERED)(self._read_route)
+        self._numbered = lru_cache(maxsize=REMEMBERED)(self._read_number)
         try:
             found = self._connection.execute("select format from meta").fetchone()[0]
         except (sqlite3.Error, TypeError) as error:
@@ -208,6 +213,13 @@ class Store:
 
     def route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
         """Flights between two cities, given as normalised keys, on a date, in published order."""
+        return self._routes(origin, destination, date)
+
+    def numbered(self, number: str) -> tuple[Flight, ...]:
+        """Flights of this number, in published order."""
+        return self._numbered(number)
+
+    def _read_route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
         numbers = self._numbers
         choices = [
             (start, end, day)
@@ -226,8 +238,7 @@ class Store:
         ]
         return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
 
-    def numbered(self, number: str) -> tuple[Flight, ...]:
-        """Flights of this number, in published order."""
+    def _read_number(self, number: str) -> tuple[Flight, ...]:
         rows = self._connection.execute(_BY_NUMBER, (number,))
         found = sorted((self._single(number, *row) for row in rows), key=itemgetter(0))
         return tuple(flight for _, flight in found)
