@@ -19,25 +19,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from checkout import LOAD
+
 from star.types import MODES
 from star.worlds.travel.checks import judge
 from star.worlds.travel.database import Database
 
-REFERENCE = """
+REFERENCE = (
+    LOAD
+    + """
 import contextlib, importlib, io, json, os, sys, time, types
 folder, train, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
 star = os.path.exists(folder + "/Inference/eval_commonsense.py")
 os.chdir(folder + ("/Inference" if star else "/evaluation"))
 sys.path[:0] = [os.getcwd(), folder]
-def load(name):
-    while True:  # packages that are missing serve other things than judging
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            assert error.name.partition(".")[0] not in ("pandas", "numpy"), error
-            stand_in = sys.modules[error.name] = types.ModuleType(error.name)
-            stand_in.__path__ = []
-            stand_in.__getattr__ = lambda _: type("Unused", (), {})
 with contextlib.redirect_stdout(io.StringIO()):
     if star:
         commonsense = load("eval_commonsense").check_commonsense
@@ -56,6 +51,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     rate = count / (time.process_time() - started)
 print("agent-star" if star else "official", rate)
 """
+)
 
 
 def rates(rows: list[dict[str, Any]], data: Path, seconds: float) -> dict[str, dict[str, float]]:
