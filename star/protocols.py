@@ -23,7 +23,7 @@ class Step:
 
 
 class Env(Protocol):
-    """One episode of one query."""
+    """One episode of one query. Episodes step side by side, in threads: what they share must bear that."""
 
     @property
     def prompt(self) -> tuple[Message, ...]: ...
@@ -92,7 +92,12 @@ class Reward(Protocol):
 
 
 class Algorithm(Protocol):
-    """How a group of rollouts is sampled and how rewards become credit."""
+    """How a group of rollouts is sampled and how rewards become credit.
+
+    An algorithm may also have: `refill` (int), rounds in which groups without signal are replaced; `negative` (float), the weight
+    of negative advantages; `advantage` ("hard"), one advantage for what rollouts share; and `penalty(tokens) -> float`, what a
+    rollout of so many sampled tokens earns besides its reward.
+    """
 
     @property
     def name(self) -> str: ...
@@ -100,8 +105,11 @@ class Algorithm(Protocol):
     def roots(self, size: int) -> int:
         """How many of a group's `size` rollouts start at the query; the rest may branch off."""
 
-    def forks(self, first: Completion, current: Completion, left: int, draw: random.Random) -> int:
-        """How many branches to start just before `current`, a completion that followed a tool response; at most `left`."""
+    def forks(self, said: Sequence[Completion], left: int, draw: random.Random) -> int:
+        """How many branches to start just before the last of at least two completions of a rollout; at most `left`.
+
+        The last one followed a tool response, and the one before it made the call.
+        """
 
     def settings(self) -> dict[str, object]:
         """Arguments of trl.GRPOConfig that define the loss."""

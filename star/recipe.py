@@ -107,6 +107,8 @@ class Limits:
     """Sampled tokens in one turn."""
     context: int = 32768
     """Tokens of the whole conversation."""
+    tool_seconds: float = 60.0
+    """A tool that takes longer ends its rollout, as an error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """THE rollout loop: a policy meets a world. Synthesis, RL and evaluation all play through it.
 
-The loop advances every live rollout by one turn at a time. It knows no tokens and no torch: a policy that has token ids keeps
-them in its completions. Groups enter whole, so the forks of a group depend on the group alone and not on what else is in flight.
+The loop advances every live rollout by one turn at a time; the environments step side by side. It knows no tokens and no torch: a
+policy that has token ids keeps them in its completions. Groups enter whole, so the forks of a group depend on the group alone and
+not on what else is in flight.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from star.actions import parse_action
 from star.protocols import Algorithm, Conversation, Env, Policy, Step, World
 from star.recipe import Limits
-from star.types import Completion, Message, Query, Score, Stop, Trajectory, Turn
+from star.stepping import Late, Stepping
+from star.types import Completion, Message, Query, Score, Stop, ToolCall, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -85,23 +89,32 @@ class Rollout:
         waiting = list(reversed(groups))
         parties: list[_Party] = []
         done: dict[str, list[Trajectory]] = {}
-        while waiting or parties:
-            while waiting and (not parties or self._flying(parties) + waiting[-1].size <= self.batch):
-                if self.enough():
-                    waiting.clear()
-                    break
-                parties.append(self._enter(waiting.pop()))
-            if parties:
-                self._advance(parties)
-            for party in [p for p in parties if not p.live]:
-                if party.left:
-                    self._begin(party, party.left)
-                    continue
-                parties.remove(party)
-                order = sorted(party.ended, key=lambda t: int(t.id.rsplit("/", 1)[1]))
-                done[party.group.key] = order
-                self.ended(order)
+        with Stepping(self.limits.tool_seconds) as stepping:
+            while waiting or parties:
+                self._admit(waiting, parties)
+                if parties:
+                    self._advance(parties, stepping)
+                self._dismiss(parties, done)
         return [done.get(group.key, []) for group in groups]
+
+    def _admit(self, waiting: list[Group], parties: list[_Party]) -> None:
+        """Let groups enter that fit beside those under way."""
+        while waiting and (not parties or self._flying(parties) + waiting[-1].size <= self.batch):
+            if self.enough():
+                waiting.clear()
+                break
+            parties.append(self._enter(waiting.pop()))
+
+    def _dismiss(self, parties: list[_Party], done: dict[str, list[Trajectory]]) -> None:
+        """Fill up groups whose rollouts have all ended, and let go those that are whole."""
+        for party in [p for p in parties if not p.live]:
+            if party.left:
+                self._begin(party, party.left)
+                continue
+            parties.remove(party)
+            order = sorted(party.ended, key=lambda t: int(t.id.rsplit("/", 1)[1]))
+            done[party.group.key] = order
+            self.ended(order)
 
     @staticmethod
     def _flying(parties: Sequence[_Party]) -> int:
@@ -120,28 +133,29 @@ class Rollout:
             env = self.world.open(party.group.query, name)
             party.live.append(_Live(name, party.group.query, env, env.prompt))
 
-    def _advance(self, parties: Sequence[_Party]) -> None:
+    def _advance(self, parties: Sequence[_Party], stepping: Stepping) -> None:
         """One turn of everything that lives and whose turn is finished."""
         turns = [(party, live) for party in parties for live in party.live]
         completions = self.policy.complete([live.conversation() for _, live in turns])
-        for (party, live), completion in zip(turns, completions, strict=True):
-            if completion is not None:
-                self._fork(party, live, completion)
-                self._turn(party, live, completion)
+        said = [(*turn, completion) for turn, completion in zip(turns, completions, strict=True) if completion is not None]
+        for party, live, completion in said:
+            self._fork(party, live, completion)
+        steps = stepping.run([partial(self._step, live, completion) for _, live, completion in said])
+        for (party, live, completion), step in zip(said, steps, strict=True):
+            self._turn(party, live, completion, self._late(live, completion) if isinstance(step, Late) else step)
 
     def _fork(self, party: _Party, live: _Live, completion: Completion) -> None:
         """Let the algorithm branch off just before this turn, if a tool response led to it."""
         if self.algorithm is None or not live.turns or not party.left or live.turns[-1].call is None:
             return
         draw = random.Random(f"fork/{live.id}/{len(live.turns)}")
-        first = live.turns[0].completion
-        for _ in range(self.algorithm.forks(first, completion, party.left, draw)):
+        said = [*(turn.completion for turn in live.turns), completion]
+        for _ in range(self.algorithm.forks(said, party.left, draw)):
             branch = replace(live, id=party.next_id(), env=live.env.fork(), turns=list(live.turns))
             branch.parent, branch.forked_at = live.id, len(live.turns)
             party.live.append(branch)
 
-    def _turn(self, party: _Party, live: _Live, completion: Completion) -> None:
-        step = self._step(live, completion)
+    def _turn(self, party: _Party, live: _Live, completion: Completion, step: Step) -> None:
         live.turns.append(Turn(completion, step.observation, step.call, step.error, step.fault))
         stop: Stop | None = step.stop
         error = completion.error
@@ -152,6 +166,15 @@ class Rollout:
         if stop is not None:
             party.live.remove(live)
             party.ended.append(self._end(live, stop, step.answer, error))
+
+    def _late(self, live: _Live, completion: Completion) -> Step:
+        """The end of a rollout that the environment does not answer."""
+        call = parse_action(completion.text)
+        name = call.name if isinstance(call, ToolCall) else "no tool"
+        seconds = self.limits.tool_seconds
+        where = "rollout %s of query %s, turn %d: %s did not return within %g s; the rollout ends"
+        logger.warning(where, live.id, live.query.id, len(live.turns) + 1, name, seconds)
+        return Step(stop="error", error=f"{name} did not return within {seconds:g} s")
 
     def _step(self, live: _Live, completion: Completion) -> Step:
         if completion.finish == "error":

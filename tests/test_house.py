@@ -27,7 +27,7 @@ LAYERS = [
     {"protocols", "actions"},
     {"plugins", "recipe", "artifacts", "provenance", "stage", "manifest"},
     {"chat"},
-    {"tools", "rewards", "metrics", "worlds", "policies", "algorithms"},
+    {"tools", "stepping", "rewards", "metrics", "worlds", "policies", "algorithms"},
     {"rollout", "journal"},
     {"train"},
     {

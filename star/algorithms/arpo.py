@@ -7,12 +7,18 @@ when all paths have ended is filled with fresh roots, never with duplicates.
 Assumption: uncertainty after a tool response marks the decisions worth exploring.
 
 Advantages: "soft" is GRPO's over the M rollouts. "hard" gives a token that several rollouts share the mean of their advantages.
+
+`compat: reference` branches as the authors' code does: if U - beta dH <= alpha for a uniform U, so with probability P, where
+H is a sum over the k tokens instead of a mean, and is taken from the turn that made the tool call instead of the one that
+follows its response; one way at a time. Their code estimates entropy from the ten likeliest tokens; here it is exact. Not kept
+are its baseline H_0, which outlives the batch it was measured in, and its filling of a group with copies of the last rollout.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from star.types import Completion
@@ -30,9 +36,11 @@ class ARPO:
     ways: int = 1
     """Branches started at one fork (Z)."""
     probe: int = 20
-    """Tokens over which entropy is averaged (k)."""
+    """Tokens over which entropy is taken (k)."""
     coin: bool = False
     """Branch with probability P instead of by threshold."""
+    compat: Literal["paper", "reference"] = "paper"
+    """Whose rule decides on a branch: the paper's, or that of the authors' code."""
     advantage: Literal["soft", "hard"] = "soft"
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -42,22 +50,40 @@ class ARPO:
             raise ValueError(f"initial is a share above 0 and up to 1, not {self.initial}")
         if self.ways < 1 or self.probe < 1:
             raise ValueError("ways and probe are at least 1")
-        if self.coin and self.tau != 0.5:
-            raise ValueError("tau has no effect with coin; leave it out")
+        if self.initial == 1:
+            self._refuse(
+                "with initial: 1, which leaves nothing to branch", "alpha", "beta", "tau", "ways", "probe", "coin", "compat"
+            )
+        if self.coin:
+            self._refuse("with coin", "tau")
+        if self.compat == "reference":
+            self._refuse("with compat: reference, which tosses a coin of its own and branches one way", "tau", "coin", "ways")
+
+    def _refuse(self, why: str, *names: str) -> None:
+        """Raise ValueError for a setting of these that was changed, since it would have no effect."""
+        changed = [f.name for f in fields(self) if f.name in names and getattr(self, f.name) != f.default]
+        if changed:
+            raise ValueError(f"{' and '.join(changed)} would have no effect {why}; leave out")
 
     def roots(self, size: int) -> int:
         return max(1, round(size * self.initial))
 
-    def forks(self, first: Completion, current: Completion, left: int, draw: random.Random) -> int:
-        rise = self._entropy(current) - self._entropy(first)
+    def forks(self, said: Sequence[Completion], left: int, draw: random.Random) -> int:
+        if self.compat == "reference":
+            rise = self._entropies(said[-2]) - self._entropies(said[0])
+            return min(1, left) if draw.random() - self.beta * rise <= self.alpha else 0
+        rise = self._entropy(said[-1]) - self._entropy(said[0])
         chance = self.alpha + self.beta * rise
         branch = draw.random() < chance if self.coin else chance > self.tau
         return min(self.ways, left) if branch else 0
 
+    def _entropies(self, completion: Completion) -> float:
+        """Sum of the entropies of the first tokens, in units of ln V."""
+        return sum(completion.entropies[: self.probe])
+
     def _entropy(self, completion: Completion) -> float:
         """Mean entropy of the first tokens, in units of ln V."""
-        head = completion.entropies[: self.probe]
-        return sum(head) / len(head) if head else 0.0
+        return self._entropies(completion) / max(1, len(completion.entropies[: self.probe]))
 
     def settings(self) -> dict[str, object]:
         return {

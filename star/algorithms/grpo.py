@@ -9,6 +9,7 @@ its epsilons are not stated, the defaults are DAPO's.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +38,7 @@ class GRPO:
     def roots(self, size: int) -> int:
         return size
 
-    def forks(self, first: Completion, current: Completion, left: int, draw: random.Random) -> int:
+    def forks(self, said: Sequence[Completion], left: int, draw: random.Random) -> int:
         return 0
 
     def settings(self) -> dict[str, object]:

@@ -73,6 +73,16 @@ def component(name: str) -> Callable[..., list[float]]:
     return reward
 
 
+def overlong(trajectory: Sequence[Trajectory], algorithm: Algorithm) -> list[float]:
+    """What the algorithm takes from each rollout for its length (DAPO's soft punishment)."""
+    return [_penalty(algorithm, row) for row in trajectory]
+
+
+def _penalty(algorithm: Algorithm, row: Trajectory) -> float:
+    penalty: Callable[[int], float] | None = getattr(algorithm, "penalty", None)
+    return penalty(sum(len(turn.completion.token_ids) for turn in row.turns)) if penalty else 0.0
+
+
 def config(setup: Setup, directory: Path) -> GRPOConfig:
     """The recipe in TRL's words, for one process. A batch of rollouts is split into `updates` steps."""
     rl = setup.settings

@@ -50,7 +50,7 @@ def test_an_algorithm_keeps_the_budget(name: str, size: int) -> None:
     first, later = Completion("", entropies=(0.1,)), Completion("", entropies=(0.9,))
     for left in (1, 2, size):
         for pair in ((first, later), (later, first), (Completion(""), Completion(""))):
-            assert 0 <= algorithm.forks(*pair, left, random.Random(0)) <= left
+            assert 0 <= algorithm.forks(pair, left, random.Random(0)) <= left
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

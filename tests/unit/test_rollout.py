@@ -3,6 +3,8 @@ forks of a group depend on what else is in flight."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -191,3 +193,54 @@ def test_forks_depend_on_the_group_alone(algorithm: ARPO) -> None:
     assert played[1] == played[7] == played[13] == played[100]
     assert played[1] == [run(recorded, [group], algorithm=algorithm)[0] for group in groups]
     assert any(row.parent for group in played[1] for row in group)
+
+
+@dataclass
+class Slow(Room):
+    """A room whose door does not open for one query."""
+
+    def step(self, text: str) -> Step:
+        if self.key.startswith("q1") and text.startswith("<tool_call>"):
+            self.gate.wait(30)
+        return super().step("open" if text.startswith("<tool_call>") else text)
+
+    gate: threading.Event = field(default_factory=threading.Event)
+
+
+class SlowCorridor(Corridor):
+    def open(self, query: Query, key: str) -> Env:
+        return Slow(key)
+
+
+def test_a_stuck_tool_ends_its_rollout_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    knock = '<tool_call>{"name": "knock", "arguments": {}}</tool_call>'
+    recorded = {query.id: said(knock, "out") for query in QUERIES}
+    groups = [Group(query, 1, query.id) for query in QUERIES]
+    begun = time.monotonic()
+    played = run(recorded, groups, Limits(tool_seconds=0.2), world=SlowCorridor())
+    assert time.monotonic() - begun < 5
+    for (row,) in played:
+        stuck = row.query_id == "q1"
+        assert row.stop == ("error" if stuck else "answer")
+        assert row.error == ("knock did not return within 0.2 s" if stuck else None)
+        assert row.score is not None and row.score.success is not stuck
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "rollout q1/0 of query q1, turn 1: knock did not return within 0.2 s; the rollout ends"
+    )  # fmt: skip
+
+
+def test_environments_step_side_by_side() -> None:
+    """Each step waits until all have begun: one after another, none would return in time."""
+    meeting = threading.Barrier(len(QUERIES))
+
+    @dataclass
+    class Meeting(Room):
+        def step(self, text: str) -> Step:
+            meeting.wait(5)
+            return super().step(text)
+
+    world = Corridor()
+    world.open = lambda query, key: Meeting(key)  # type: ignore[method-assign]
+    played = run({q.id: said("out") for q in QUERIES}, [Group(q, 1, q.id) for q in QUERIES], world=world)
+    assert all(rows[0].stop == "answer" for rows in played)
