@@ -25,7 +25,7 @@ from typer.exceptions import TyperException
 from star import pipeline, plugins
 from star.errors import StarError, UsageError
 from star.manifest import Entry, Run
-from star.options import AsJson, Drawing, Exporting, Judging, Teaching, overrides, spread
+from star.options import AsJson, Drawing, Exporting, Judging, Reinforcing, Teaching, overrides, spread
 from star.pipeline import Stage
 from star.recipe import SNAPSHOT, find, load
 from star.records import plain
@@ -136,14 +136,13 @@ def sft(
 
 @app.command()
 @spread
-def rl(
-    context: typer.Context,
-    common: Common,
-    algo: Annotated[str | None, typer.Option(help=f"{', '.join(plugins.TABLE['algorithm'])}, or module:Class.")] = None,
-    reward: Annotated[str | None, typer.Option(help=f"{', '.join(plugins.TABLE['reward'])}, or module:Class.")] = None,
-) -> None:
+def rl(context: typer.Context, wanted: Reinforcing, common: Common) -> None:
     """Reinforce the SFT checkpoint by playing the RL queries."""
-    walk(context, common, ["rl"], overrides({"rl.algo": algo, "rl.reward": reward}))
+    if not wanted.rollouts_only:
+        walk(context, common, ["rl"], wanted.overrides())
+        return
+    run = common.open(wanted.overrides())
+    enter(context, common, run, [pipeline.rollouts()])
 
 
 @app.command("eval")

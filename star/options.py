@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from star import plugins
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
@@ -64,6 +66,26 @@ class Teaching:
     def overrides(self) -> list[str]:
         names = {"samples": "synth.samples", "max_queries": "synth.max_queries", "max_cost": "synth.teacher.max_cost"}
         return overrides({key: getattr(self, name) for name, key in names.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Reinforcing:
+    """How RL plays and learns."""
+
+    algo: Annotated[str | None, typer.Option(help=f"{', '.join(plugins.TABLE['algorithm'])}, or module:Class.")] = None
+    reward: Annotated[str | None, typer.Option(help=f"{', '.join(plugins.TABLE['reward'])}, or module:Class.")] = None
+    tool_failure_rate: Annotated[float | None, typer.Option(metavar="SHARE", help="Of tool calls, on purpose.")] = None
+    processes: Annotated[int | None, typer.Option(min=1, help="Train in so many; default: one a GPU.")] = None
+    rollouts_only: Annotated[bool, typer.Option("--rollouts-only", help="Only play, and leave the groups in a file.")] = False
+    from_rollouts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Train on the groups of such a file; play nothing.")
+    ] = None
+
+    def overrides(self) -> list[str]:
+        names = {"algo": "rl.algo", "reward": "rl.reward", "tool_failure_rate": "rl.tool_failure_rate"}
+        settings = overrides({key: getattr(self, name) for name, key in names.items()})
+        recorded = None if self.from_rollouts is None else str(self.from_rollouts)
+        return [*settings, *overrides({"rl.launch.processes": self.processes, "rl.recorded": recorded})]
 
 
 @dataclass(frozen=True, slots=True)

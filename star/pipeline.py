@@ -66,12 +66,18 @@ def stages(recipe: Recipe) -> tuple[Stage, ...]:
         "rl",
         "star.rl:rl",
         ("rl", "world"),
-        {"sft-checkpoint": "sft", "queries-rl": "queries", "queries-dev": "queries"},
-        ("rl-checkpoint", "rl-log", "rollouts"),
+        {"sft-checkpoint": "sft", "queries-train": "queries", "queries-rl": "queries", "queries-dev": "queries"},
+        ("rl-checkpoint", "rl-log", "rollouts", *(("probe",) if recipe.rl.probe else ())),
     )
     evaluations = tuple(evaluation(recipe, checkpoint) for checkpoint in CHECKPOINTS)
     walk = (queries, trajectories, sft, rl, *evaluations)
     return (*walk, _report({stage.name: stage.makes for stage in walk}))
+
+
+def rollouts() -> Stage:
+    """The stage that only plays what RL would play at its beginning."""
+    takes = {"sft-checkpoint": "sft", "queries-train": "queries", "queries-rl": "queries"}
+    return Stage("rollouts", "star.rl:rollouts", ("rl", "world"), takes, ("groups",))
 
 
 def evaluation(recipe: Recipe, checkpoint: str = "rl", split: str = "validation") -> Stage:
@@ -108,6 +114,8 @@ def job(recipe: Recipe, stage: Stage | str, command: list[str]) -> Job:
     config = _slice(effective(recipe), stage.settings)
     if stage.arguments.get("checkpoint", "base") not in CHECKPOINTS:
         config["checkpoint"] = str(Path(stage.arguments["checkpoint"]).resolve())
+    if stage.name == "rl" and recipe.rl.recorded is not None:
+        config["rl"]["recorded"] = _digest(Path(recipe.rl.recorded))
     return Job(stage.name, command, config, dict(stage.takes), recipe.seed)
 
 
@@ -168,6 +176,11 @@ def _slug(checkpoint: str) -> str:
     path = Path(checkpoint).resolve()
     word = re.sub(r"[^A-Za-z0-9]+", "-", path.name).strip("-") or "model"
     return f"{word}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
+def _digest(path: Path) -> str:
+    """Hash of a file that is no artifact of a run, so that a stage knows when it changes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else f"{path}: no such file"
 
 
 def _where(entry: Entry | None, label: str, maker: str) -> str:

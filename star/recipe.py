@@ -54,6 +54,16 @@ class Lora:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """The processes of a training. Batches are counted over all of them."""
+
+    processes: int | None = None
+    """None: one a CUDA device, and one where there is none."""
+    accelerate: str | None = None
+    """A configuration of accelerate: ddp, fsdp2 or zero3, or the path of a file; None: plain data parallelism."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tiny:
     """Size of the embedded Qwen2 that is trained from random weights (`sft.model: tiny`)."""
 
@@ -96,6 +106,7 @@ class Sft:
     bf16: bool = False
     gradient_checkpointing: bool = False
     save_steps: int = 100
+    launch: Launch = field(default_factory=Launch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +171,15 @@ class Rl:
     """Trackers that get every figure as well; each must be installed."""
     bf16: bool = False
     gradient_checkpointing: bool = False
+    tool_failure_rate: float | None = None
+    """Share of tool calls that fail while RL plays (STAR, environment stability); None: that of the world."""
+    probe: int = 0
+    """Rollouts of each query before training; what is solved always or never (see `drop`) is left out. 0 trains on all."""
+    drop: list[Literal["always", "never"]] = field(default_factory=lambda: ["always", "never"])
+    """Which queries the probe leaves out."""
+    recorded: str | None = None
+    """A file of rollouts to train on instead of playing: the `groups.jsonl` of `star rl --rollouts-only`."""
+    launch: Launch = field(default_factory=Launch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +222,34 @@ APPLIES = {
 }
 """Settings that have an effect only while another setting has this value."""
 
-MAY_BE_ZERO = frozenset({"seed", "sft.warmup", "sft.weight_decay", "rl.warmup", "rl.kl", "rl.eval_steps", "dropout"})
-SHARES = frozenset({"sft.warmup", "sft.decay", "rl.warmup", "eval.top_p", "dropout"})
+MAY_BE_ZERO = frozenset(
+    {
+        "seed",
+        "sft.warmup",
+        "sft.weight_decay",
+        "rl.warmup",
+        "rl.kl",
+        "rl.eval_steps",
+        "rl.probe",
+        "rl.tool_failure_rate",
+        "dropout",
+    }
+)
+SHARES = frozenset({"rl.tool_failure_rate", "sft.warmup", "sft.decay", "rl.warmup", "eval.top_p", "dropout"})
 
 
 def shipped() -> dict[str, Path]:
     """The recipes that come with star, by name: `pipelines/` of a checkout, `_recipes/` of an installed package."""
+    root = shipped_files()
+    others = {root / "accelerate"}
+    found = (path for path in sorted(root.rglob("*.yaml")) if path.parent not in others)
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in found}
+
+
+def shipped_files() -> Path:
+    """The folder of the files that come with star."""
     package = Path(__file__).resolve().parent
-    root = next((d for d in (package / "_recipes", package.parent / "pipelines") if d.is_dir()), package)
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    return next((d for d in (package / "_recipes", package.parent / "pipelines") if d.is_dir()), package)
 
 
 def find(name: str) -> Path:
@@ -343,6 +382,10 @@ def _faults(recipe: Recipe) -> Iterator[tuple[str, bool, str]]:
     yield "sft.micro_batch", sft.batch % sft.micro_batch != 0, f"It must divide sft.batch = {sft.batch}"
     yield "sft.tiny.heads", tiny.hidden % tiny.heads != 0, f"It must divide sft.tiny.hidden = {tiny.hidden}"
     yield "sft.tiny.kv_heads", tiny.heads % tiny.kv_heads != 0, f"It must divide sft.tiny.heads = {tiny.heads}"
+    unprobed = rl.probe == 0 and sorted(rl.drop) != ["always", "never"]
+    yield "rl.drop", unprobed, "It has no effect without rl.probe"
+    yield "rl.drop", rl.probe > 0 and not rl.drop, "Name always, never or both; or set rl.probe=0"
+    yield "rl.probe", rl.probe > 0 and rl.recorded is not None, "Recorded rollouts are not probed; leave it out"
     yield "rl.group", rl.group < 2, "A group needs at least 2 rollouts to compare"
     frozen = rl.freeze_embeddings and rl.lora is not None
     yield "rl.freeze_embeddings", frozen, "With rl.lora it has no effect: adapters leave the embeddings alone anyway"

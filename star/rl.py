@@ -2,67 +2,163 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from star import plugins
-from star.errors import StarError
+from star import launch, plugins
+from star.errors import DataError, StarError, UsageError
+from star.journal import play
 from star.manifest import Entry, Run
 from star.pipeline import job
+from star.progress import Progress
 from star.recipe import Recipe, build_world
-from star.records import read_jsonl, write_json
-from star.rollout import Group
+from star.records import read_jsonl, write_json, write_jsonl
+from star.rollout import Group, Rollout
 from star.stage import Work
 from star.train import model as models
-from star.train.dev import Dev, Keep, Progress, Row
+from star.train import ranks
+from star.train.arguments import steps
+from star.train.dev import Dev, Keep, Row, Told
 from star.train.grpo import Setup, StarGRPOTrainer
+from star.train.playing import Recorded, batches, shared
 from star.train.tokens import Renderer
-from star.types import Query
+from star.types import Query, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 def rl(recipe: Recipe, run: Run, command: list[str]) -> Entry:
     """Train from the SFT checkpoint; leave the checkpoint that is best on the dev queries."""
 
     def body(work: Work) -> None:
-        models.seeded(recipe.seed)
-        model, tokenizer = models.load(work.take("sft-checkpoint"), recipe.rl.bf16)
-        if recipe.rl.freeze_embeddings:
-            model.get_input_embeddings().weight.requires_grad_(False)
-        if recipe.rl.lora is not None:
-            model = models.lora(model, recipe.rl.lora)
-        setup = _setup(recipe, work, Renderer(tokenizer))
-        scratch = work.directory / "trainer"
-        scratch.mkdir(exist_ok=True)
-        dev_queries = read_jsonl(work.take("queries-dev"), Query)
-        dev = Dev(partial(_play_dev, dev_queries), recipe.rl.eval_steps, scratch)
-        keep = Keep(work.make("rollouts", "rollouts.jsonl"))
-        trainer = StarGRPOTrainer(model, setup, scratch, callbacks=[dev, keep, Progress(partial(run.progress, "rl"))])
-        dev.trainer = keep.trainer = trainer
-        _train(trainer, scratch)
-        step = _save(trainer, dev, recipe, work)
-        history = trainer.state.log_history
-        write_json(work.make("rl-log", "log.json"), {"steps": history, "dev": dev.rows, "best": step})
-        last: dict[str, Any] = next((row for row in reversed(history) if "reward" in row), {})
-        work.metrics.update(steps=trainer.state.global_step, best_step=step, dev=dev.rows.get(step), last=_summary(last))
-        shutil.rmtree(scratch)
+        launch.train("star.rl:train", recipe.rl.launch, recipe, work, run.progress)
 
     return run.perform(job(recipe, "rl", command), body)
 
 
-def _setup(recipe: Recipe, work: Work, renderer: Renderer) -> Setup:
-    world = build_world(recipe)
-    return Setup(
-        settings=recipe.rl,
+def rollouts(recipe: Recipe, run: Run, command: list[str]) -> Entry:
+    """Only play what RL would play with the SFT checkpoint, batch by batch, and leave it as groups to train on."""
+    if recipe.rl.recorded is not None:
+        raise UsageError("--rollouts-only plays, and rl.recorded says not to", "Leave out one of them")
+
+    def body(work: Work) -> None:
+        trainer = _trainer(recipe, work, [])
+        s = trainer.setup
+        count = steps(s.settings, len(s.queries)) // s.settings.updates
+        order = batches(len(s.queries), s.settings.queries, s.seed)
+        asked = [[s.queries[number] for number in next(order)] for _ in range(count)]
+        groups = [
+            Group(query, s.settings.group, f"rl/{step}/{place}/{query.id}")
+            for step, batch in enumerate(asked)
+            for place, query in enumerate(batch)
+        ]
+        rollout = trainer.rollout(trainer.policy(s.settings.temperature, s.seed), s.algorithm)
+        journal = work.directory / "journal.jsonl"
+        rows = play(rollout, groups, journal, s.settings.queries, partial(run.progress, "rollouts"))
+        write_jsonl(work.make("groups", "groups.jsonl"), rows)
+        work.rows("groups", len(rows))
+        good = sum(row.score is not None and row.score.success for row in rows)
+        work.metrics.update(groups=len(groups), rollouts=len(rows), success=good / len(rows))
+        journal.unlink()
+        shutil.rmtree(work.directory / "trainer")
+
+    return run.perform(job(recipe, "rollouts", command), body)
+
+
+def train(recipe: Recipe, work: Work, progress: Progress) -> None:
+    """RL in one process, or as one of several; the first one writes."""
+    dev_queries = read_jsonl(work.take("queries-dev"), Query)
+    scratch = work.directory / "trainer"
+    dev = Dev(partial(_play_dev, dev_queries), recipe.rl.eval_steps, scratch)
+    keep = Keep(work.make("rollouts", "rollouts.jsonl"))
+    trainer = _trainer(recipe, work, [dev, keep, Told(partial(progress, "rl"))])
+    dev.trainer = keep.trainer = trainer
+    if recipe.rl.probe:
+        _narrow(trainer, work, progress)
+    _train(trainer, scratch)
+    step = dev.best if dev.rows else trainer.state.global_step
+    if not dev.rows:
+        trainer.save_model(str(scratch / "last"))
+    ranks.wait()
+    if ranks.rank():
+        return
+    model, tokenizer = models.load(dev.best_directory if dev.rows else scratch / "last", recipe.rl.bf16)
+    models.save(model, tokenizer, work.make("rl-checkpoint", "model"), recipe.sft.model, step)
+    history = trainer.state.log_history
+    write_json(work.make("rl-log", "log.json"), {"steps": history, "dev": dev.rows, "best": step})
+    last: dict[str, Any] = next((row for row in reversed(history) if "reward" in row), {})
+    work.metrics.update(steps=trainer.state.global_step, best_step=step, dev=dev.rows.get(step), last=_summary(last))
+    shutil.rmtree(scratch)
+
+
+def _trainer(recipe: Recipe, work: Work, callbacks: list[Any]) -> StarGRPOTrainer:
+    """The trainer over the SFT checkpoint, with its files in the stage's `trainer/`."""
+    settings = recipe.rl
+    models.seeded(recipe.seed)
+    model, tokenizer = models.load(work.take("sft-checkpoint"), settings.bf16)
+    if settings.freeze_embeddings:
+        model.get_input_embeddings().weight.requires_grad_(False)
+    if settings.lora is not None:
+        model = models.lora(model, settings.lora)
+    failing = {} if settings.tool_failure_rate is None else {"tool_failure_rate": settings.tool_failure_rate}
+    world = build_world(recipe, **failing)
+    recorded = Recorded.read(Path(settings.recorded), settings.group, settings.mode) if settings.recorded else None
+    setup = Setup(
+        settings=settings,
         world=world,
-        judge=partial(world.score, mode=recipe.rl.mode),
-        algorithm=plugins.build("algorithm", recipe.rl.algo),
-        reward=plugins.build("reward", recipe.rl.reward),
-        renderer=renderer,
-        queries=read_jsonl(work.take("queries-rl"), Query),
+        judge=partial(world.score, mode=settings.mode),
+        algorithm=plugins.build("algorithm", settings.algo),
+        reward=plugins.build("reward", settings.reward),
+        renderer=Renderer(tokenizer),
+        queries=_disjoint(work),
         seed=recipe.seed,
+        recorded=recorded,
     )
+    scratch = work.directory / "trainer"
+    scratch.mkdir(exist_ok=True)
+    return StarGRPOTrainer(model, setup, scratch, callbacks=callbacks)
+
+
+def _disjoint(work: Work) -> list[Query]:
+    """The queries of RL. Raises DataError for one that SFT has seen."""
+    queries = read_jsonl(work.take("queries-rl"), Query)
+    seen = {key for query in read_jsonl(work.take("queries-train"), Query) for key in (query.id, query.text)}
+    both = next((number for number, query in enumerate(queries, 1) if {query.id, query.text} & seen), None)
+    if both is not None:
+        what = f"{work.take('queries-rl')}:{both}: query {queries[both - 1].id} is one of those for SFT as well"
+        raise DataError(what, "Sample the queries again: star synth queries")
+    return queries
+
+
+def _narrow(trainer: StarGRPOTrainer, work: Work, progress: Progress) -> None:
+    """Play each query a few times and train only on those that are worth it."""
+    s = trainer.setup
+    rollout = trainer.rollout(trainer.policy(s.settings.temperature, s.seed, "probe"), None)
+    journal = work.directory / "trainer" / f"probe-{ranks.rank()}.jsonl"
+
+    def played(queries: Sequence[Query]) -> list[Trajectory]:
+        groups = [Group(query, s.settings.probe, f"probe/{query.id}") for query in queries]
+        return play(rollout, groups, journal, s.settings.queries, partial(progress, "probe"))
+
+    solved = dict.fromkeys((query.id for query in s.queries), 0)
+    for row in shared(played, s.queries):
+        solved[row.query_id] += row.score is not None and row.score.success
+    wrong = {"always": s.settings.probe, "never": 0}
+    dropped = {wrong[name] for name in s.settings.drop}
+    kept = [query for query in s.queries if solved[query.id] not in dropped]
+    found = {name: sum(times == count for times in solved.values()) for name, count in wrong.items()}
+    work.metrics["probe"] = {"rollouts": s.settings.probe, **found, "kept": len(kept)}
+    logger.info("probe: %d of %d queries are left; solved always: %d, never: %d", len(kept), len(solved), *found.values())
+    if len(kept) < s.settings.queries:
+        what = f"the probe leaves {len(kept)} of {len(solved)} queries, fewer than rl.queries = {s.settings.queries}"
+        raise StarError(what, "Sample more with synth.rl, drop less with rl.drop, or lower rl.queries")
+    if ranks.rank() == 0:
+        write_json(work.make("probe", "probe.json"), {key: times / s.settings.probe for key, times in solved.items()})
+    trainer.narrow(kept)
 
 
 def _train(trainer: StarGRPOTrainer, scratch: Path) -> None:
@@ -72,27 +168,18 @@ def _train(trainer: StarGRPOTrainer, scratch: Path) -> None:
         raise StarError(f"RL ended at step {done} of {wanted}", "Run the same command again to go on")
 
 
-def _play_dev(queries: list[Query], trainer: StarGRPOTrainer) -> Row:
+def _play_dev(queries: Sequence[Query], trainer: StarGRPOTrainer) -> Row:
     """Success on the dev queries, greedy and sampled; the value is their mean."""
     row: Row = {}
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        policy = trainer.policy(temperature, trainer.setup.seed, "dev")
-        groups = [Group(query, 1, f"dev-{name}/{query.id}") for query in queries]
-        played = [group[0] for group in trainer.rollout(policy, None).run(groups)]
-        row[name] = sum(t.score is not None and t.score.success for t in played) / max(1, len(played))
+        rollout = trainer.rollout(trainer.policy(temperature, trainer.setup.seed, "dev"), None)
+
+        def played(share: Sequence[Query], name: str = name, rollout: Rollout = rollout) -> list[Trajectory]:
+            return [group[0] for group in rollout.run([Group(query, 1, f"dev-{name}/{query.id}") for query in share])]
+
+        rows = shared(played, queries)
+        row[name] = sum(t.score is not None and t.score.success for t in rows) / max(1, len(rows))
     return {**row, "value": sum(row.values()) / len(row)}
-
-
-def _save(trainer: StarGRPOTrainer, dev: Dev, recipe: Recipe, work: Work) -> int:
-    """Leave the best model, or the last one where no dev queries are played; return its step."""
-    tokenizer, target = trainer.setup.renderer.tokenizer, work.make("rl-checkpoint", "model")
-    if not dev.rows:
-        model: Any = trainer.accelerator.unwrap_model(trainer.model)
-        models.save(model, tokenizer, target, recipe.sft.model, trainer.state.global_step)
-        return int(trainer.state.global_step)
-    model, _ = models.load(dev.best_directory, recipe.rl.bf16)
-    models.save(model, tokenizer, target, recipe.sft.model, dev.best)
-    return dev.best
 
 
 def _summary(row: dict[str, Any]) -> dict[str, float]:

@@ -123,6 +123,10 @@ class Work:
         """Note how many records an output has."""
         self._rows[kind] = count
 
+    def made(self) -> dict[str, Any]:
+        """The outputs that were declared so far, by their names, and how many records they have."""
+        return {"made": {kind: path.name for kind, path in self._made.items()}, "rows": dict(self._rows)}
+
     def seal(self, final: Path) -> list[Artifact]:
         """The outputs as artifacts that lie in `final`, relative to the run."""
         sealed = []

@@ -41,7 +41,7 @@ class Dev(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         for directory in self._directory.glob("best-*"):
-            if self.rows and directory.name != f"best-{self.best}":
+            if state.is_world_process_zero and self.rows and directory.name != f"best-{self.best}":
                 shutil.rmtree(directory)
 
     def _evaluate(self, step: int) -> None:
@@ -50,7 +50,8 @@ class Dev(TrainerCallback):
         self.rows[step] = self._play(self.trainer)
         if self.best == step:
             self.trainer.save_model(str(self.best_directory))
-        write_json(self._file, self.rows)
+        if self.trainer.is_world_process_zero():
+            write_json(self._file, self.rows)
 
     @property
     def best(self) -> int:
@@ -71,6 +72,8 @@ class Keep(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Forget the steps that a resumed run does again, and a line that was cut off."""
+        if not state.is_world_process_zero:
+            return
         whole = self._path.read_bytes().rpartition(b"\n")[0] if self._path.exists() else b""
         lines = [line for line in whole.decode("utf-8").split("\n") if line]
         kept = [line for line in lines if json.loads(line)["step"] < state.global_step]
@@ -78,12 +81,15 @@ class Keep(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.trainer is not None
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(to_json(plain(row)) + "\n" for row in self.trainer.kept)
+        if state.is_world_process_zero:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(to_json(plain(row)) + "\n" for row in self.trainer.kept)
         self.trainer.kept = []
 
 
-class Progress(TrainerCallback):
+class Told(TrainerCallback):
+    """Says how far training is."""
+
     def __init__(self, report: Callable[[int, int, str], None]) -> None:
         self._report = report
 

@@ -8,7 +8,6 @@ asks for them.
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,17 +18,20 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from star.policies.hf import HFPolicy
 from star.protocols import Algorithm, Reward, World
 from star.recipe import Rl
 from star.rewards import COMPONENTS, components, value
-from star.rollout import Group, Rollout
+from star.rollout import Rollout
 from star.train import telemetry
+from star.train.arguments import config
 from star.train.credit import segment_ids, shared_mean
 from star.train.optimizer import MuonAdamW
 from star.train.order import EpochSampler
+from star.train.playing import Groups, Live, Recorded, Source
+from star.train.ranks import gathered
 from star.train.scoring import compact, token_scores
 from star.train.tokens import Flat, Renderer
 from star.train.trie import regrouped
@@ -61,6 +63,8 @@ class Setup:
     renderer: Renderer
     queries: Sequence[Query]
     seed: int
+    recorded: Recorded | None = None
+    """Groups to train on instead of playing `queries`."""
 
 
 def component(name: str) -> Callable[..., list[float]]:
@@ -73,9 +77,13 @@ def component(name: str) -> Callable[..., list[float]]:
     return reward
 
 
-def overlong(trajectory: Sequence[Trajectory], algorithm: Algorithm) -> list[float]:
-    """What the algorithm takes from each rollout for its length (DAPO's soft punishment)."""
-    return [_penalty(algorithm, row) for row in trajectory]
+def overlong(algorithm: Algorithm) -> Callable[..., list[float]]:
+    """A TRL reward function: what the algorithm takes from each rollout for its length."""
+
+    def overlong(trajectory: Sequence[Trajectory], **_: Any) -> list[float]:
+        return [_penalty(algorithm, row) for row in trajectory]
+
+    return overlong
 
 
 def _penalty(algorithm: Algorithm, row: Trajectory) -> float:
@@ -83,47 +91,13 @@ def _penalty(algorithm: Algorithm, row: Trajectory) -> float:
     return penalty(sum(len(turn.completion.token_ids) for turn in row.turns)) if penalty else 0.0
 
 
-def config(setup: Setup, directory: Path) -> GRPOConfig:
-    """The recipe in TRL's words, for one process. A batch of rollouts is split into `updates` steps."""
-    rl = setup.settings
-    micros = rl.queries * rl.group // rl.micro_batch
-    steps = rl.steps or max(1, round(len(setup.queries) / rl.queries * rl.epochs)) * rl.updates
-    return GRPOConfig(
-        output_dir=str(directory),
-        max_steps=steps,
-        num_generations=rl.group,
-        per_device_train_batch_size=rl.micro_batch,
-        gradient_accumulation_steps=max(1, micros // rl.updates),
-        steps_per_generation=micros,
-        max_completion_length=rl.limits.context,
-        learning_rate=rl.lr,
-        lr_scheduler_type=rl.schedule,
-        warmup_steps=round(rl.warmup * steps),
-        max_grad_norm=rl.clip,
-        beta=rl.kl,
-        temperature=rl.temperature,
-        bf16=rl.bf16,
-        activation_checkpointing=rl.gradient_checkpointing,
-        save_steps=rl.save_steps,
-        save_total_limit=1,
-        logging_steps=1,
-        report_to=list(rl.report_to),
-        seed=setup.seed,
-        data_seed=setup.seed,
-        disable_tqdm=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        use_cpu=not torch.cuda.is_available(),
-        **setup.algorithm.settings(),
-    )
-
-
 class StarGRPOTrainer(GRPOTrainer):
     """GRPOTrainer whose rollouts come from a world."""
 
     def __init__(self, model: Any, setup: Setup, directory: Path, **kwargs: Any) -> None:
         self.setup = setup
-        self._by_id = {query.id: query for query in setup.queries}
-        self._order: list[str] = []
+        self.source: Source = setup.recorded or self._live()
+        self._asked: list[int] = []
         self._segments: list[list[int]] = []
         self._looked_at: torch.Tensor | None = None
         self._scored: torch.Tensor | None = None
@@ -135,9 +109,9 @@ class StarGRPOTrainer(GRPOTrainer):
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is pinned by the version range
         super().__init__(
             model=model,
-            args=config(setup, directory),
-            reward_funcs=[component(name) for name in COMPONENTS],
-            train_dataset=Dataset.from_list([{"prompt": q.text, "query_id": q.id} for q in setup.queries]),
+            args=config(setup.settings, setup.algorithm, len(self.source), setup.seed, directory),
+            reward_funcs=[*(component(name) for name in COMPONENTS), overlong(setup.algorithm)],
+            train_dataset=_dataset(self.source),
             processing_class=setup.renderer.tokenizer,
             rollout_func=_play,
             **kwargs,
@@ -184,43 +158,43 @@ class StarGRPOTrainer(GRPOTrainer):
         s = self.setup
         return Rollout(policy, s.world, s.settings.limits, s.judge, algorithm, s.settings.in_flight)
 
-    def play(self) -> list[list[Trajectory]]:
-        """The groups of the current batch, in the order in which TRL asked for them."""
-        size = self.num_generations
-        asked = [self._by_id[name] for name in self._order[::size]]
-        policy = self.policy(self.setup.settings.temperature, self.setup.seed)
-        rollout = self.rollout(policy, self.setup.algorithm)
-        step = self.state.global_step
-        groups = rollout.run([Group(query, size, f"rl/{step}/{index}/{query.id}") for index, query in enumerate(asked)])
-        for turn in range(getattr(self.setup.algorithm, "refill", 0)):
-            groups = self._refill(rollout, groups, turn)
-        return groups
+    def _live(self) -> Live:
+        s = self.setup
+        return Live(
+            s.queries,
+            s.settings.group,
+            s.algorithm,
+            lambda: self.rollout(self.policy(s.settings.temperature, s.seed), s.algorithm),
+            self.value,
+            self._log_metric,
+            s.seed,
+        )
 
-    def _refill(self, rollout: Rollout, groups: list[list[Trajectory]], turn: int) -> list[list[Trajectory]]:
-        """Replace groups whose rollouts all earned the same by groups of other queries (DAPO's dynamic sampling)."""
-        dull = [index for index, group in enumerate(groups) if len({self.value(row) for row in group}) == 1]
-        self._log_metric("rollout/refilled_groups", len(dull))
-        taken = {group[0].query_id for group in groups}
-        others = [query for query in self.setup.queries if query.id not in taken]
-        step = self.state.global_step
-        random.Random(f"{self.setup.seed}/refill/{step}/{turn}").shuffle(others)
-        chosen = list(zip(dull, others, strict=False))
-        fresh = rollout.run([Group(query, self.num_generations, f"rl/{step}/refill-{turn}/{query.id}") for _, query in chosen])
-        replaced = list(groups)
-        for (index, _), group in zip(chosen, fresh, strict=True):
-            replaced[index] = group
-        return replaced
+    def narrow(self, queries: Sequence[Query]) -> None:
+        """Train on these queries only; before training has begun."""
+        self.setup = replace(self.setup, queries=queries)
+        self.source = self._live()
+        own = config(self.setup.settings, self.setup.algorithm, len(queries), self.setup.seed, Path(self.args.output_dir))
+        self.args.max_steps, self.args.warmup_steps = own.max_steps, own.warmup_steps
+        self.train_dataset = _dataset(self.source)
+
+    def play(self) -> Groups:
+        """The groups of the current batch, in the order in which TRL asked for them."""
+        return self.source.groups(self._asked[:: self.num_generations], self.state.global_step)
 
     def value(self, row: Trajectory) -> float:
         """The reward of a rollout at this moment of training."""
-        return value(self.setup.reward, row.score if row.stop == "answer" else None, self.progress)
+        earned = value(self.setup.reward, row.score if row.stop == "answer" else None, self.progress)
+        return earned + _penalty(self.setup.algorithm, row)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._order = [row["query_id"] for row in inputs]
+        self._asked = [row["group"] for row in inputs]
         weights = self.setup.reward.weights(self.progress)
-        self.reward_weights = torch.tensor([weights[name] for name in COMPONENTS], dtype=torch.float32)
+        self.reward_weights = torch.tensor([*(weights[name] for name in COMPONENTS), 1.0], dtype=torch.float32)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         output["row"] = torch.arange(len(inputs))
+        if self.source.recorded:
+            output["old_per_token_logps"] = output["sampling_per_token_logps"]
         below = getattr(self.setup.algorithm, "negative", 1.0)
         output["advantages"] = torch.where(output["advantages"] < 0, output["advantages"] * below, output["advantages"])
         if getattr(self.setup.algorithm, "advantage", "soft") == "hard":
@@ -243,11 +217,12 @@ class StarGRPOTrainer(GRPOTrainer):
         sampled, fresh = inputs.get("sampling_per_token_logps"), self._step % self.args.steps_per_generation
         if sampled is None or self._scored is None or fresh >= self.args.gradient_accumulation_steps:
             return
-        mean, most = telemetry.gap(self._scored, sampled, mask)
+        mean, most = telemetry.over_all(*telemetry.gap(self._scored, sampled, mask))
         # Not _log_metric: what that is given shows up with the next batch of rollouts only.
         self._metrics["train"]["sampling/logprob_gap"].append(mean)
         self._metrics["train"]["sampling/logprob_gap_max"].append(most)
-        telemetry.check_gap(mean, self.setup.settings.max_gap)
+        if not self.source.recorded or self.state.global_step == 0:  # recorded rollouts lag behind from then on
+            telemetry.check_gap(mean, self.setup.settings.max_gap)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -301,14 +276,18 @@ class StarGRPOTrainer(GRPOTrainer):
             inputs = self._buffered_inputs[self._step % len(self._buffered_inputs)]
         return trimmed(inputs)
 
-    def note(self, groups: list[list[Trajectory]]) -> None:
+    def note(self, groups: Groups) -> None:
         """Log what the batch of rollouts was like, and keep its best and worst trajectory."""
-        for name, figure in telemetry.of_rollouts(groups, self.setup.settings.mask):
+        for name, figure in telemetry.over_processes(telemetry.of_rollouts(groups, self.setup.settings.mask)):
             self._log_metric(name, figure)
-        rows = [row for group in groups for row in group]
-        ordered = sorted(rows, key=self.value)
+        own = sorted((row for group in groups for row in group), key=self.value)
+        ordered = sorted(gathered([own[0], own[-1]]), key=self.value)
         for label, row in (("worst", ordered[0]), ("best", ordered[-1])):
             self.kept.append({"step": self.state.global_step, "label": label, "reward": self.value(row), "trajectory": row})
+
+
+def _dataset(source: Source) -> Dataset:
+    return Dataset.from_list([{"prompt": source.prompt(number), "group": number} for number in range(len(source))])
 
 
 def _play(_: list[str], trainer: StarGRPOTrainer) -> dict[str, Any]:
@@ -331,7 +310,7 @@ def _play(_: list[str], trainer: StarGRPOTrainer) -> dict[str, Any]:
     }
 
 
-def _number(groups: list[list[Trajectory]], flats: list[Flat]) -> list[list[int]]:
+def _number(groups: Groups, flats: list[Flat]) -> list[list[int]]:
     """Segment numbers of all rows; no number is used in two groups."""
     result: list[list[int]] = []
     start = 0

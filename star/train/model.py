@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from star.errors import StarError
 from star.recipe import Lora
+from star.train import ranks
 from star.types import Checkpoint
 
 ADAPTER = "adapter_config.json"
@@ -33,7 +34,10 @@ def last_checkpoint(directory: Path) -> str | None:
     """The trainer checkpoint to go on from, if there is one. A checkpoint that was cut off while it was written goes."""
     last: str | None = get_last_checkpoint(str(directory))
     while last is not None and not _whole(Path(last)):
-        shutil.rmtree(last)
+        ranks.wait()  # all processes have looked before the first one removes it
+        if ranks.rank() == 0:
+            shutil.rmtree(last)
+        ranks.wait()
         last = get_last_checkpoint(str(directory))
     if last:
         logger.info("going on from %s", Path(last).name)

@@ -12,13 +12,17 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from star.errors import DataError
+from star.errors import DataError, UsageError
 from star.recipe import Sft
 from star.train.model import finish, seeded
 from star.train.optimizer import MuonAdamW
+from star.train.ranks import size, wait
 from star.train.scoring import compact, token_scores
 from star.train.tokens import Renderer
 from star.types import Example
+
+TRAINED = "trained"
+"""Where several processes leave their model, in the trainer's directory."""
 
 
 def rows(examples: Sequence[Example], renderer: Renderer, max_tokens: int) -> tuple[list[dict[str, list[int]]], int]:
@@ -71,9 +75,13 @@ class StarSFTTrainer(SFTTrainer):
 
 
 def config(settings: Sft, directory: Path, seed: int, count: int) -> SFTConfig:
-    """The recipe in TRL's words, for one process; `count` is the number of conversations."""
-    micro = min(settings.micro_batch, settings.batch)
-    accumulate = max(1, settings.batch // micro)
+    """The recipe in TRL's words; `count` is the number of conversations."""
+    share, odd = divmod(settings.batch, size())
+    micro = min(settings.micro_batch, max(1, share))
+    if odd or share % micro:
+        what = f"sft.batch = {settings.batch} is not shared by {size()} processes in whole passes of {micro}"
+        raise UsageError(what, "It must be a multiple of processes x sft.micro_batch")
+    accumulate = share // micro
     steps = settings.steps or max(1, round(count / settings.batch * settings.epochs))
     decay = {"num_decay_steps": round(steps * settings.decay)} if settings.schedule == "warmup_stable_decay" else {}
     return SFTConfig(
@@ -121,6 +129,9 @@ def train(
     )
     trainer.remove_callback(PrinterCallback)
     finish(trainer, directory)
+    if size() > 1:
+        trainer.save_model(str(directory / TRAINED))
+        wait()
     return list(trainer.state.log_history), int(trainer.state.global_step)
 
 

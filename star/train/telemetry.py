@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from star.errors import StarError
+from star.train.ranks import gathered
 from star.types import Stop, Trajectory
 
 STOPS: tuple[Stop, ...] = ("answer", "turns", "tokens", "format", "error")
@@ -40,10 +41,24 @@ def of_rollouts(groups: Sequence[Sequence[Trajectory]], masked: Sequence[str]) -
             yield f"rollout/{name}", sum(values) / len(values)
 
 
+def over_processes(figures: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Each figure as the mean over the processes that have it."""
+    found: dict[str, list[float]] = {}
+    for name, value in gathered(list(figures)):
+        found.setdefault(name, []).append(value)
+    return [(name, sum(values) / len(values)) for name, values in found.items()]
+
+
 def gap(ours: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor) -> tuple[float, float]:
     """Mean and greatest distance of the log-probabilities (rows, tokens) that the trainer computes and the sampler recorded."""
     found = (ours - sampled).abs()[mask.bool()]
     return (float(found.mean()), float(found.max())) if found.numel() else (0.0, 0.0)
+
+
+def over_all(mean: float, most: float) -> tuple[float, float]:
+    """The mean of the means and the greatest of the greatest distances of all processes."""
+    every = gathered([(mean, most)])
+    return sum(value for value, _ in every) / len(every), max(value for _, value in every)
 
 
 def check_gap(mean: float, limit: float) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
+from trl.models.utils import _ForwardRedirection
 
 from star.train.trie import Trie, pack
 from star.train.trie_attention import attending
@@ -58,7 +61,11 @@ class Tries:
             return None
         if context is not None:
             context.enter_context(attending(_inner(model)))
-        return trie_scores(model, trie, asked, temperature)
+        score = partial(trie_scores, _peft(model), trie, asked, temperature)
+        if not isinstance(model, DistributedDataParallel):
+            return score()
+        scores: tuple[torch.Tensor, torch.Tensor] = _ForwardRedirection()(model, model.module, score)  # so that gradients meet
+        return scores
 
 
 def obstacle(model: Any) -> str | None:
@@ -81,13 +88,19 @@ def obstacle(model: Any) -> str | None:
         return f"its position encoding is {rope or 'not rotary'}"
     if inner.config._attn_implementation not in ("sdpa", "eager") or not inner._supports_attention_backend:
         return f"its attention is {inner.config._attn_implementation} of {type(inner).__name__}"
-    if any(part.is_prompt_learning for part in getattr(model, "peft_config", {}).values()):
+    if any(part.is_prompt_learning for part in getattr(_peft(model), "peft_config", {}).values()):
         return "its adapter adds tokens of its own"
     dropout = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in inner.modules())
     return "it has dropout" if dropout or bool(getattr(config, "attention_dropout", None)) else _difference(model, inner)
 
 
+def _peft(model: Any) -> Any:
+    """The model, perhaps with its adapters, without what makes processes train together."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 def _inner(model: Any) -> Any:
+    model = _peft(model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

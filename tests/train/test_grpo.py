@@ -39,7 +39,7 @@ def generate(trainer: StarGRPOTrainer) -> tuple[dict[str, Any], Groups, list[str
     inputs = next(iter(trainer.get_train_dataloader()))
     output = trainer._generate_and_score_completions(inputs)
     trainer.play = play  # type: ignore[method-assign]
-    return output, played[0], [row["query_id"] for row in inputs]
+    return output, played[0], [trainer.setup.queries[row["group"]].id for row in inputs]
 
 
 def rows_of(groups: Groups) -> list[Trajectory]:
@@ -211,7 +211,7 @@ def test_rewards_follow_the_step(make: Make, reward: Any) -> None:
         trainer.state.global_step = step
         output, groups, _ = generate(trainer)
         weights = reward.weights(step / 10)
-        assert trainer.reward_weights.tolist() == [weights[name] for name in COMPONENTS]
+        assert trainer.reward_weights.tolist() == [*(weights[name] for name in COMPONENTS), 1.0]
         earned = torch.tensor([sum(weights[n] * v for n, v in components(row.score).items()) for row in rows_of(groups)])
         expected = earned.view(-1, 4) - earned.view(-1, 4).mean(1, keepdim=True)
         assert torch.allclose(output["advantages"], expected.flatten(), atol=1e-4)

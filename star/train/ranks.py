@@ -1,0 +1,39 @@
+"""The processes of a training: which one this is, and what all of them have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+T = TypeVar("T")
+
+
+def size() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """The number of this process, 0 for the one that writes."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def wait() -> None:
+    """Until all processes are here."""
+    if size() > 1:
+        PartialState().wait_for_everyone()
+
+
+def gathered(values: Sequence[T]) -> list[T]:
+    """What all processes have, in the order of their numbers. All must ask at the same point of their work."""
+    return list(gather_object(list(values))) if size() > 1 else list(values)
+
+
+def dealt(values: Sequence[T]) -> Sequence[T]:
+    """This process's share of what all have: a run of `values`, as equal as can be."""
+    begin, end = (len(values) * number // size() for number in (rank(), rank() + 1))
+    return values[begin:end]
