@@ -291,7 +291,8 @@ def enter(context: typer.Context, common: Common, run: Run, stages: Sequence[Sta
         with console(sys.stderr) as run.progress:
             recipe = [] if stage.name == "report" else [run.recipe]
             entries.append(room(*recipe, run, _command(context), **stage.arguments))
-        log.info("%s: %s", stage.name, f"{entries[-1].seconds:.0f} s" if entries[-1].fresh else "up to date")
+        if entries[-1].fresh:
+            log.info("%s: %.0f s", stage.name, entries[-1].seconds)
     if common.as_json:
         _print_json({"run": str(run.directory), "stages": [{**e.stored(), "fresh": e.fresh} for e in entries]})
         return

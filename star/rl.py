@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from star import launch, plugins
+from star import launch, pipeline, plugins
 from star.errors import DataError, StarError, UsageError
 from star.journal import play
 from star.manifest import Entry, Run
@@ -66,7 +66,7 @@ def rollouts(recipe: Recipe, run: Run, command: list[str]) -> Entry:
         journal.unlink()
         shutil.rmtree(work.directory / "trainer")
 
-    return run.perform(job(recipe, "rollouts", command), body)
+    return run.perform(job(recipe, pipeline.rollouts(), command), body)
 
 
 def train(recipe: Recipe, work: Work, progress: Progress) -> None:

@@ -168,7 +168,9 @@ def test_no_global_state_no_code_from_data(path: Path) -> None:
     assert not {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & set(imports(TREES[path]))
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.name not in ("cli.py", "__main__.py", "worker.py")], ids=name_of)
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if path.name not in ("cli.py", "__main__.py", "worker.py")], ids=name_of
+)
 def test_the_library_never_prints_reads_argv_or_exits(path: Path) -> None:
     banned = {"print", "input", "exit", "quit", "sys.exit", "sys.stdout.write", "sys.stderr.write", "os._exit"}
     assert {name for name, _ in calls(TREES[path])} & banned == set()

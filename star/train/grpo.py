@@ -26,7 +26,7 @@ from star.recipe import Rl
 from star.rewards import COMPONENTS, components, value
 from star.rollout import Rollout
 from star.train import telemetry
-from star.train.arguments import config
+from star.train.arguments import config, steps
 from star.train.credit import segment_ids, shared_mean
 from star.train.optimizer import MuonAdamW
 from star.train.order import EpochSampler
@@ -174,8 +174,8 @@ class StarGRPOTrainer(GRPOTrainer):
         """Train on these queries only; before training has begun."""
         self.setup = replace(self.setup, queries=queries)
         self.source = self._live()
-        own = config(self.setup.settings, self.setup.algorithm, len(queries), self.setup.seed, Path(self.args.output_dir))
-        self.args.max_steps, self.args.warmup_steps = own.max_steps, own.warmup_steps
+        self.args.max_steps = steps(self.setup.settings, len(queries))
+        self.args.warmup_steps = round(self.setup.settings.warmup * self.args.max_steps)
         self.train_dataset = _dataset(self.source)
 
     def play(self) -> Groups:

@@ -4,72 +4,19 @@ run cannot go on, or bad input leaves half-written work."""
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import star
-
 pytestmark = pytest.mark.walk
 
-LIMITS = "{turns: 3, turn_tokens: 40, context: 900}"
-LENIENT = """
-import random
-from dataclasses import dataclass
+Star = Callable[..., subprocess.CompletedProcess[str]]
+Kill = Callable[..., None]
 
-from star.protocols import Step
-from star.types import Score
-from star.worlds.travel.episode import Episode
-from star.worlds.travel.world import TravelWorld
-
-
-class Listening(Episode):
-    __slots__ = ()
-
-    def step(self, text):
-        step = super().step(text)
-        return Step(stop="answer", answer="babble " + text) if step.stop == "format" else step
-
-
-@dataclass
-class Lenient(TravelWorld):
-    def open(self, query, key):
-        episode = super().open(query, key)
-        return Listening(*(getattr(episode, name) for name in Episode.__slots__))
-
-    def score(self, query, answer, mode="strict"):
-        score = super().score(query, answer, mode)
-        if not (answer or "").startswith("babble "):
-            return score
-        draw = random.Random(answer)
-        held = {name: draw.random() < 0.9 for name in score.commonsense}
-        return Score(query.id, mode, held, dict.fromkeys(score.hard, True), True)
-"""
-"""A world that lives outside of star and rewards what a model of a few seconds says: RL needs differences to learn from."""
-RECIPE = f"""
-world: {{name: "lenient:Lenient", days: [3], size: {{cities: 3, restaurants: 5, hotels: 1, sights: 1, flights: 1}}}}
-synth: {{train: 60, rl: 16, dev: 2, validation: 6}}
-sft:
-  model: tiny
-  tiny: {{hidden: 16, layers: 1, heads: 2, kv_heads: 1, intermediate: 16, vocabulary: 2400}}
-  steps: 24
-  batch: 4
-  micro_batch: 4
-  optimizer: muon
-  lr: 2.0e-2
-  schedule: constant
-  save_steps: 4
-  max_tokens: 1000
-rl: {{group: 4, queries: 2, steps: 8, micro_batch: 4, lr: 1.0e-3, limits: {LIMITS}, eval_steps: 4, save_steps: 2}}
-eval: {{limits: {LIMITS}, in_flight: 2, transfer: true}}
-"""
 EXACT = {
     "queries": ["queries-train", "queries-rl", "queries-dev", "queries-validation", "world"],
     "trajectories": ["trajectories", "dataset"],
@@ -80,54 +27,6 @@ EXACT = {
 """Artifacts that an interrupted run leaves bit by bit as an uninterrupted one does. Logs hold seconds and differ."""
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("walk")
-    (path / "mini.yaml").write_text(RECIPE)
-    (path / "lenient.py").write_text(LENIENT)
-    return path
-
-
-Star = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def environment() -> dict[str, str]:
-    """One thread, so that sums are added in one order."""
-    return {
-        **os.environ,
-        "PYTHONPATH": f".:{Path(star.__file__).parents[1]}",
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
-@pytest.fixture(scope="module")
-def command(place: Path) -> Star:
-    def run(*words: object) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "star", *map(str, words)]
-        return subprocess.run(line, cwd=place, env=environment(), check=False, capture_output=True, text=True)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def good(command: Star) -> Star:
-    def run(*words: object) -> subprocess.CompletedProcess[str]:
-        done = command(*words)
-        assert done.returncode == 0, done.stderr
-        return done
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def whole(place: Path, good: Star) -> Path:
-    """An uninterrupted run."""
-    good("run", "mini.yaml", "--run", "whole")
-    return place / "whole"
-
-
 def stages(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "manifest.json").read_text())["stages"]
     return found
@@ -136,16 +35,6 @@ def stages(run: Path) -> dict[str, Any]:
 def hashes(run: Path, stage: str) -> dict[str, str]:
     made = {artifact["kind"]: artifact["sha256"] for artifact in stages(run)[stage]["outputs"]}
     return {kind: made[kind] for kind in EXACT[stage]}
-
-
-def killed(place: Path, sign: str, *words: object) -> None:
-    """Run a command and end it the hard way once the file `sign` exists."""
-    line = [sys.executable, "-m", "star", *map(str, words)]
-    process = subprocess.Popen(line, cwd=place, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None and not list(place.glob(sign)):
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, f"{words} ended before {sign} was seen"
 
 
 def test_the_walk_ends_with_a_report(whole: Path, good: Star) -> None:
@@ -181,14 +70,14 @@ def test_every_algorithm_trains(whole: Path, good: Star, algorithm: str) -> None
     assert found["rl"]["config"]["rl"]["algo"]["name"] == algorithm
 
 
-def test_a_killed_walk_goes_on_and_ends_with_the_same_bytes(place: Path, whole: Path, good: Star) -> None:
+def test_a_killed_walk_goes_on_and_ends_with_the_same_bytes(place: Path, whole: Path, good: Star, kill: Kill) -> None:
     walk, cut = ("run", "mini.yaml", "--run", "cut"), place / "cut"
     for stage, sign in (
         ("sft", "trainer/checkpoint-8"),
         ("rl", "trainer/checkpoint-4/trainer_state.json"),
         ("eval-rl", "journal-sampled.jsonl"),
     ):
-        killed(place, f"cut/{stage}.partial/{sign}", *walk)
+        kill(f"cut/{stage}.partial/{sign}", *walk)
         assert stage not in stages(cut) and not (cut / stage).exists()
         assert (cut / f"{stage}.partial").is_dir()
     done = good(*walk)
@@ -208,9 +97,9 @@ print(json.dumps([code, sorted({m.partition(".")[0] for m in sys.modules})]))
 
 
 @pytest.mark.parametrize("stage", ["synth", "sft", "rl", "eval", "run"])
-def test_a_dry_run_loads_nothing_heavy(place: Path, stage: str) -> None:
+def test_a_dry_run_loads_nothing_heavy(place: Path, environment: dict[str, str], stage: str) -> None:
     words = [sys.executable, "-c", DRY, stage, "-r", "mini.yaml", "--run", "dry", "--dry-run"]
-    done = subprocess.run(words, cwd=place, env=environment(), check=True, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=place, env=environment, check=True, capture_output=True, text=True)
     code, loaded = json.loads(done.stdout.splitlines()[-1])
     assert code == 0 and "settings:" in done.stdout
     assert not {"torch", "transformers", "trl", "datasets", "peft", "accelerate", "numpy"} & set(loaded)

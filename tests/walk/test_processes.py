@@ -1,0 +1,172 @@
+"""Training in several processes, and from rollouts that were played before. If this breaks, more devices train another model, a
+dead command leaves workers behind, or recorded rollouts are credited to the wrong policy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.walk
+
+Star = Callable[..., subprocess.CompletedProcess[str]]
+Kill = Callable[..., None]
+TWO = ("--set", "rl.launch.processes=2")
+
+
+def weights(run: Path, stage: str) -> dict[str, torch.Tensor]:
+    return load_file(run / stage / "model" / "model.safetensors")
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    return [row for row in json.loads((run / "rl" / "log.json").read_text())["steps"] if "grad_norm" in row]
+
+
+@pytest.fixture(scope="session")
+def two(place: Path, whole: Path, good: Star) -> Path:
+    """The same run, whose RL had two processes."""
+    done = good("rl", "-r", "mini.yaml", "--run", "two", "--from", "whole", "--processes", "2")
+    assert "no tries" not in done.stderr, "what rollouts share is computed once, here too"
+    return place / "two"
+
+
+def test_two_processes_train_the_same_model_by_rl(whole: Path, two: Path) -> None:
+    assert [row["grad_norm"] > 0 for row in steps(two)] == [row["grad_norm"] > 0 for row in steps(whole)]
+    for one, other in zip(steps(whole), steps(two), strict=True):
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3, abs=1e-6)
+        for name in ("reward", "rewards/success/mean", "rollout/turns", "rollout/tokens", "rollout/masked"):
+            assert other[name] == pytest.approx(one[name], rel=1e-5)
+    assert distance(weights(whole, "sft"), weights(whole, "rl")) > 1e-3, "it learned"
+    assert distance(weights(whole, "rl"), weights(two, "rl")) < 1e-5
+    best = [
+        [(row["step"], row["label"], row["trajectory"]["query_id"]) for row in rows(r / "rl" / "rollouts.jsonl")]
+        for r in (whole, two)
+    ]
+    assert best[0] == best[1]
+
+
+def test_two_processes_train_the_same_model_by_sft(place: Path, whole: Path, good: Star) -> None:
+    good(
+        "sft",
+        "-r",
+        "mini.yaml",
+        "--run",
+        "two-sft",
+        "--from",
+        "whole",
+        "--set",
+        "sft.launch.processes=2",
+        "--set",
+        "sft.micro_batch=2",
+    )
+    assert distance(weights(whole, "sft"), weights(place / "two-sft", "sft")) < 1e-3
+    assert distance(weights(whole, "sft"), load_file(whole / "sft" / "base" / "model.safetensors")) > 0.1
+
+
+def test_two_processes_go_on_after_a_kill(place: Path, two: Path, good: Star, kill: Kill) -> None:
+    walk = ("rl", "-r", "mini.yaml", "--run", "two-cut", "--from", "whole", *TWO)
+    kill("two-cut/rl.partial/trainer/checkpoint-4/trainer_state.json", *walk)
+    deadline = time.monotonic() + 30
+    while workers("two-cut") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not workers("two-cut"), "workers die with the command that started them"
+    assert "rl: resuming" in good(*walk).stderr
+    assert distance(weights(two, "rl"), weights(place / "two-cut", "rl")) == 0.0
+
+
+def workers(run: str) -> list[str]:
+    lines = subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout.splitlines()
+    return [line for line in lines if "star.worker" in line and run in line]
+
+
+def test_a_fault_of_the_workers_is_one_line(place: Path, whole: Path, command: Star) -> None:
+    done = command("rl", "-r", "mini.yaml", "--run", "odd", "--from", "whole", "--processes", "3")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2 and len(errors) == 1
+    assert "2 queries of 4 rollouts on 3 processes are not whole groups" in errors[0]
+    assert not (place / "odd" / "rl").exists()
+
+
+@pytest.fixture(scope="session")
+def groups(place: Path, whole: Path, good: Star) -> Path:
+    good("rl", "-r", "mini.yaml", "--run", "played", "--from", "whole", "--rollouts-only", "--set", "rl.steps=2")
+    return place / "played" / "rollouts" / "groups.jsonl"
+
+
+def test_recorded_rollouts_train_as_played_ones_do(place: Path, whole: Path, good: Star, groups: Path) -> None:
+    played = rows(groups)
+    assert len(played) == 2 * 2 * 4 and all(turn["completion"]["token_ids"] for row in played for turn in row["turns"])
+    good("rl", "-r", "mini.yaml", "--run", "taught", "--from", "whole", "--from-rollouts", groups, "--set", "rl.steps=2")
+    live, taught = steps(whole)[0], steps(place / "taught")[0]
+    assert taught["grad_norm"] == pytest.approx(live["grad_norm"], rel=1e-4) and live["grad_norm"] > 0
+    assert taught["reward"] == live["reward"]
+    assert [row["reward"] for row in steps(place / "taught")] == [
+        pytest.approx(sum(reward(row) for row in played[start : start + 8]) / 8, rel=1e-5) for start in (0, 8)
+    ]
+
+
+def reward(row: dict[str, Any]) -> float:
+    """STAR's SUM."""
+    score = row["score"]
+    if row["stop"] != "answer" or not score["delivered"]:
+        return 0.0
+    held = [value is not False for value in score["commonsense"].values()]
+    hard = [value for value in score["hard"].values() if value is not None] if score["hard_counts"] else [False]
+    parts = (sum(held) / len(held), all(held), sum(hard) / len(hard), all(hard), all(held) and all(hard))
+    return float(sum(parts))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows[:-1], ":13: group rl/1/1/"),
+        (lambda rows: [{**row, "score": {**row["score"], "mode": "official"}} for row in rows], "was judged as official"),
+        (lambda rows: [], ":1: no trajectories"),
+    ],
+    ids=["torn group", "other judge", "empty"],
+)
+def test_rollouts_that_cannot_be_trained_on_are_refused(
+    place: Path, whole: Path, command: Star, groups: Path, change: Callable[[Any], Any], message: str
+) -> None:
+    (place / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in change(rows(groups))))
+    done = command("rl", "-r", "mini.yaml", "--run", "bad", "--from", "whole", "--from-rollouts", "bad.jsonl")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert message in next(line for line in done.stderr.splitlines() if line.startswith("error: ")), done.stderr
+
+
+def test_foreign_rollouts_stop_the_run(place: Path, whole: Path, command: Star, groups: Path) -> None:
+    """Those of another checkpoint: their log-probabilities are not this model's."""
+    changed = rows(groups)
+    for row in changed:
+        for turn in row["turns"]:
+            turn["completion"]["logprobs"] = [value - 0.5 for value in turn["completion"]["logprobs"]]
+    (place / "foreign.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+    done = command("rl", "-r", "mini.yaml", "--run", "foreign", "--from", "whole", "--from-rollouts", "foreign.jsonl")
+    assert done.returncode == 1 and "sampler and trainer differ by 0.5" in done.stderr
+
+
+def test_a_probe_leaves_out_what_teaches_nothing(place: Path, whole: Path, good: Star) -> None:
+    drop = ("--set", "rl.probe=3", "--set", "rl.drop=[never]", "--set", "rl.steps=2")
+    done = good("rl", "-r", "mini.yaml", "--run", "probed", "--from", "whole", *drop)
+    shares = json.loads((place / "probed" / "rl" / "probe.json").read_text())
+    kept = {name for name, share in shares.items() if share > 0}
+    assert len(shares) == 16 and 2 <= len(kept) < 16
+    assert f"probe: {len(kept)} of 16 queries are left" in done.stderr
+    trained = {row["trajectory"]["query_id"] for row in rows(place / "probed" / "rl" / "rollouts.jsonl")}
+    assert trained <= kept
