@@ -153,7 +153,7 @@ def _report(made: Mapping[str, Collection[str]]) -> Stage:
     takes = {}
     for maker, kinds in made.items():
         takes.update({f"{maker}/{kind}": maker for kind in kinds if maker.startswith("eval-")})
-        takes.update({kind: maker for kind in kinds if kind in ("sft-log", "rl-log", "queries-validation")})
+        takes.update({kind: maker for kind in kinds if kind in ("sft-log", "rl-log", "rollouts", "queries-validation")})
     return Stage("report", "star.report:report", ("name",), takes, ("html", "figures"))
 
 

@@ -6,7 +6,6 @@ Reads whatever evaluations and logs the run has finished. All text of a model or
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from star import charts, metrics
+from star import charts, metrics, talks
 from star.charts import Bar, Bars
 from star.manifest import Entry, Run, Work
 from star.pipeline import CHECKPOINTS, report_job
 from star.recipe import effective
 from star.records import parse, plain, read_json, read_lines, write_json, write_text
-from star.types import Rate, Report, Score, Trajectory, Turn
-from star.worlds.travel.plan import FIELDS, read_plan
+from star.types import Rate, Report, Score
+from star.worlds.travel.plan import FIELDS
 
 METRICS = ("success", "delivery", "commonsense_micro", "commonsense_macro", "hard_micro", "hard_macro")
 PLAYED = ("greedy", "sampled")
@@ -31,23 +30,6 @@ TRANSFER = ("other-world", "no-tools")
 LEVELS = ("easy", "medium", "hard")
 STOPS = ("answer", "turns", "tokens", "format", "error")
 LABELS = {"base": "Base", "sft": "SFT", "rl": "RL"}
-RULES = {
-    "is_reasonable_visiting_city": "reasonable route",
-    "is_valid_restaurants": "restaurants not repeated",
-    "is_valid_attractions": "attractions not repeated",
-    "is_valid_accommodation": "minimum nights kept",
-    "is_valid_transportation": "transport not in conflict",
-    "is_valid_information_in_current_city": "within the current city",
-    "is_valid_information_in_sandbox": "within the sandbox",
-    "is_not_absent": "nothing missing",
-    "valid_cost": "budget",
-    "valid_room_rule": "house rule",
-    "valid_cuisine": "cuisine",
-    "valid_room_type": "room type",
-    "valid_transportation": "wished transport",
-}
-"""Constraints in words; another world's go by their own names."""
-PARTS = re.compile(r"<(think|tool_call|answer)>(.*?)(?:</\1>|\Z)", re.DOTALL)
 CLIP = 20_000
 """Characters of one text that the page shows at most."""
 
@@ -80,25 +62,6 @@ class Evaluation:
     @property
     def style(self) -> str:
         return self.name if self.name in LABELS else "second"
-
-
-@dataclass(frozen=True, slots=True)
-class Talk:
-    """One trajectory, ready to be read."""
-
-    label: str
-    trajectory: Trajectory
-    turns: list[tuple[list[tuple[str, str]], Turn]]
-    """(kind, text) of what the model wrote, and the turn."""
-    plan: list[dict[str, object]] | None
-    verdicts: list[tuple[str, str, bool | None, str]]
-    """Constraint, its words, verdict, reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    title: str
-    talks: list[Talk]
 
 
 def report(run: Run, command: list[str]) -> Entry:
@@ -220,13 +183,14 @@ def _page(run: Run, found: Mapping[str, Evaluation], numbers: Mapping[str, Any])
         curves=_curves(run, entries),
         failures=_failures(found),
         ends=_ends(found),
-        examples=_examples(found),
+        examples=talks.examples(_sides(found)),
+        rollouts=_rollouts(run, entries),
         entries=list(entries.values()),
         versions=_versions(entries),
         states={state.stage: state for state in run.status()},
         sft=_metrics(entries.get("sft")),
         data=_metrics(entries.get("trajectories")),
-        rules=RULES,
+        rules=talks.RULES,
         fields=FIELDS,
     )
     return html.encode("utf-8", "replace").decode("utf-8")
@@ -262,10 +226,6 @@ def _words(value: Any) -> str:
 
 def _clip(text: str) -> str:
     return text if len(text) <= CLIP else f"{text[:CLIP]} … ({len(text) - CLIP} more characters)"
-
-
-def _rule(name: str) -> str:
-    return RULES.get(name, name.replace("_", " "))
 
 
 def _results(found: Mapping[str, Evaluation]) -> charts.BarChart | None:
@@ -330,7 +290,7 @@ def _failures(found: Mapping[str, Evaluation]) -> list[charts.BarChart]:
         for rule in rules:
             verdicts = {n: [getattr(s, part).get(rule) for s in rows if s.delivered] for n, rows in scores.items()}
             bars = [_bar(found[n], [v is False for v in row if v is not None]) for n, row in verdicts.items()]
-            groups.append(Bars(_rule(rule), bars))
+            groups.append(Bars(talks.rule(rule), bars))
         result.append(charts.bar_chart(title, "share of the delivered plans it applies to (%)", groups))
     missing = [_bar(found[name], [not score.delivered for score in rows]) for name, rows in scores.items()]
     result.append(charts.bar_chart("No plan handed in", "share of the queries (%)", [Bars("no readable plan", missing)]))
@@ -350,51 +310,14 @@ def _ends(found: Mapping[str, Evaluation]) -> dict[str, Any]:
     return {"rows": rows, "stops": list(stops), "errors": errors}
 
 
-def _examples(found: Mapping[str, Evaluation]) -> list[Example]:
-    """One query of each outcome: SFT against RL, or the last checkpoint alone if only one was evaluated."""
+def _sides(found: Mapping[str, Evaluation]) -> list[talks.Side]:
+    """SFT and RL, or the last checkpoint alone if only one was evaluated."""
     pair = [found[name] for name in ("sft", "rl") if name in found]
     alone = [found[name] for name in reversed(CHECKPOINTS) if name in found] or list(found.values())
-    wanted: dict[str, tuple[bool, ...]]
-    if len(pair) == 2:
-        wanted = {
-            "RL succeeds where SFT failed": (False, True),
-            "Both fail": (False, False),
-            "Both succeed": (True, True),
-        }
-    elif alone:
-        pair = alone[:1]
-        wanted = {f"{pair[0].label} succeeds": (True,), f"{pair[0].label} fails": (False,)}
-    else:
-        return []
-    sides = [{score.query_id: score for score in e.scores.get("greedy", [])} for e in pair]
-    shared = [query for query in sides[0] if all(query in side for side in sides)]
-    result = []
-    for title, outcome in wanted.items():
-        fitting = [query for query in shared if tuple(side[query].success for side in sides) == outcome]
-        delivered = [query for query in fitting if sides[-1][query].delivered]
-        shown = pair if len(set(outcome)) > 1 else pair[-1:]
-        if fitting:
-            query = (delivered or fitting)[0]
-            result.append(Example(title, [_talk(e, query) for e in reversed(shown)]))
-    return result
+    chosen = pair if len(pair) == 2 else alone[:1]
+    return [talks.Side(e.label, e.scores.get("greedy", []), e.greedy) for e in chosen]
 
 
-def _talk(evaluation: Evaluation, query: str) -> Talk:
-    path = evaluation.greedy
-    line, row = next((line, row) for line, row in read_lines(path) if row["query_id"] == query)
-    trajectory = parse(Trajectory, row, f"{path}:{line}")
-    score = trajectory.score
-    rules = {**score.commonsense, **score.hard} if score else {}
-    verdicts = [(r, _rule(r), holds, score.reasons.get(r, "") if score else "") for r, holds in rules.items()]
-    turns = [(_parts(turn.completion.text), turn) for turn in trajectory.turns]
-    plan = read_plan(trajectory.answer).days if trajectory.answer is not None else None
-    return Talk(evaluation.label, trajectory, turns, plan, verdicts)
-
-
-def _parts(text: str) -> list[tuple[str, str]]:
-    """What a model wrote as (kind, text): think, tool_call, answer, and "text" for all that is in no tag."""
-    found, end = [], 0
-    for match in PARTS.finditer(text):
-        found += [("text", text[end : match.start()]), (match[1], match[2])]
-        end = match.end()
-    return [(kind, body.strip()) for kind, body in [*found, ("text", text[end:])] if body.strip()]
+def _rollouts(run: Run, entries: Mapping[str, Entry]) -> list[talks.Example]:
+    made = "rl" in entries and any(artifact.kind == "rollouts" for artifact in entries["rl"].outputs)
+    return talks.rollouts(run.path("rl", "rollouts")) if made else []

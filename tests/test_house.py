@@ -41,6 +41,7 @@ LAYERS = [
         "eval",
         "report",
         "charts",
+        "talks",
         "score",
         "answers",
         "data",

@@ -113,6 +113,12 @@ def train(run: Run) -> None:
         ]
         dev = {n: {"greedy": n / 40, "sampled": n / 50, "value": n / 45} for n in (0, 10, 20, 30)}
         write_json(work.make("rl-log", "log.json"), {"steps": [*steps, {"step": 30, "reward": "nan"}], "dev": dev, "best": 20})
+        seen = [(step, label, QUERIES[step % len(QUERIES)]) for step in range(30) for label in ("worst", "best")]
+        kept = [
+            {"step": step, "label": label, "reward": float(label == "best"), "trajectory": trajectory(q, "rl", label == "best")}
+            for step, label, q in seen
+        ]
+        write_jsonl(work.make("rollouts", "rollouts.jsonl"), kept)
 
     pretend(run, "sft", sft)
     pretend(run, "rl", rl)
@@ -285,6 +291,14 @@ def test_the_page_tells_numbers_examples_and_limits(whole: Run) -> None:
         "within the sandbox: holds", "the plan costs $1,900 &amp; the budget is $1,200", "Café Nord, Bern",
     ):  # fmt: skip
         assert expected in text, expected
+
+
+def test_the_page_shows_rollouts_of_some_steps_of_rl(whole: Run) -> None:
+    text = page(whole)
+    steps = [int(number) for number in re.findall(r"<h3>Step (\d+)</h3>", text)]
+    assert len(steps) == 12 and (steps[0], steps[-1]) == (1, 30) and steps == sorted(steps)
+    assert text.count("best, reward 1, sampled: success") == text.count("worst, reward 0, sampled: failed") == 12
+    assert text.index("best, reward 1") < text.index("worst, reward 0")
 
 
 def test_charts_and_tables_can_be_read_aloud(whole: Run) -> None:
