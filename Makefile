@@ -19,6 +19,9 @@ lint: .venv/ready ## format, lint and types
 reproduce-%: .venv/ready ## the paper's settings on real data: 1.5b, 3b or 7b
 	@$(BIN)/star run paper-$* && $(BIN)/star report runs/paper-$*
 
+ablate-%: .venv/ready ## algorithms or rewards on the demo, three seeds each, in one table
+	@$(BIN)/star ablate $*
+
 clean: ## remove caches and builds; runs/ and data/ stay
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 

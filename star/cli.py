@@ -25,7 +25,7 @@ from typer.exceptions import TyperException
 from star import pipeline, plugins
 from star.errors import StarError, UsageError
 from star.manifest import Entry, Run
-from star.options import AsJson, Drawing, Exporting, Judging, Reinforcing, Teaching, overrides, spread
+from star.options import Ablating, AsJson, Drawing, Exporting, Judging, Reinforcing, Teaching, overrides, spread
 from star.pipeline import Stage
 from star.recipe import SNAPSHOT, find, load
 from star.records import plain
@@ -179,6 +179,20 @@ def run_all(
 
 
 @app.command()
+@spread
+def ablate(wanted: Ablating) -> int:
+    """Run a recipe under several settings and seeds, and show them in one table; 1 if a run failed."""
+    if wanted.dry_run:
+        for words in plugins.load("star.ablate:planned")(wanted):
+            print(shlex.join(["star", *words]))
+        return 0
+    with plugins.load("star.console:listening")(sys.stderr) as progress:
+        result = plugins.load("star.ablate:ablate")(wanted, progress)
+    _show("star.ablate:tables", result, wanted.as_json)
+    return int(bool(result.failed))
+
+
+@app.command()
 def status(
     directory: RunArgument,
     verify: Annotated[bool, typer.Option("--verify", help="Hash every artifact, checkpoints too.")] = False,
@@ -278,6 +292,8 @@ def walk(context: typer.Context, common: Common, names: Sequence[str], settings:
 
 def enter(context: typer.Context, common: Common, run: Run, stages: Sequence[Stage]) -> None:
     """Enter the rooms of some stages one after another, or only say what they would do."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UsageError("star was started in several processes", "Start it once: it starts those of rl.launch and sft.launch")
     if common.dry_run:
         _print_plans(common, run, stages)
         return

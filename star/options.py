@@ -89,6 +89,22 @@ class Reinforcing:
 
 
 @dataclass(frozen=True, slots=True)
+class Ablating:
+    """Which study to run, and how."""
+
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="A study by its name, such as algorithms, or its file.")]
+    directory: Annotated[Path | None, typer.Option("--run", help="Where the runs go; default: runs/<study>.")] = None
+    seeds: Annotated[str | None, typer.Option(metavar="N,N,...", help="Other seeds than the study's.")] = None
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands; do nothing.")] = False
+    as_json: AsJson = False
+
+    @property
+    def place(self) -> Path:
+        return self.directory or Path("runs") / Path(self.study).stem
+
+
+@dataclass(frozen=True, slots=True)
 class Exporting:
     """A dataset for another trainer."""
 
@@ -103,16 +119,16 @@ def overrides(options: Mapping[str, str | float | None]) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
 
 
-def spread(function: Callable[..., None]) -> Callable[..., None]:
+def spread(function: Callable[..., int | None]) -> Callable[..., int | None]:
     """A command in which each parameter that is a record of options stands for the options themselves, after its own."""
     own = inspect.signature(function, eval_str=True)
     records: dict[str, Any] = {n: p.annotation for n, p in own.parameters.items() if dataclasses.is_dataclass(p.annotation)}
     inner = {name: inspect.signature(record, eval_str=True).parameters for name, record in records.items()}
 
-    def command(**options: Any) -> None:
+    def command(**options: Any) -> int | None:
         for name, record in records.items():
             options[name] = record(**{key: options.pop(key) for key in inner[name]})
-        function(**options)
+        return function(**options)
 
     flat = [parameter for name, parameter in own.parameters.items() if name not in inner]
     flat += [parameter for record in inner.values() for parameter in record.values()]

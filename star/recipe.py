@@ -167,6 +167,8 @@ class Rl:
     max_gap: float = 0.1
     """Mean distance of the sampler's and the trainer's log-probabilities a token at which RL stops: beyond it the rollouts are
     not the policy's own. In float32 it is about 1e-6, in bfloat16 about 1e-2."""
+    patience: int = 20
+    """Batches in a row without a group of different rewards at which RL stops: it would learn nothing."""
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = field(default_factory=list)
     """Trackers that get every figure as well; each must be installed."""
     bf16: bool = False
@@ -241,7 +243,7 @@ SHARES = frozenset({"rl.tool_failure_rate", "sft.warmup", "sft.decay", "rl.warmu
 def shipped() -> dict[str, Path]:
     """The recipes that come with star, by name: `pipelines/` of a checkout, `_recipes/` of an installed package."""
     root = shipped_files()
-    others = {root / "accelerate"}
+    others = {root / "accelerate", root / "ablations"}
     found = (path for path in sorted(root.rglob("*.yaml")) if path.parent not in others)
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in found}
 

@@ -42,6 +42,7 @@ LAYERS = [
         "report",
         "charts",
         "talks",
+        "ablate",
         "score",
         "answers",
         "data",
