@@ -6,7 +6,8 @@ trie     One update (forward, backward, step) on the same micro-batch of whole g
          and four rows at a time; the faster one counts), by the scores at asked positions (`compact`), and through a trie.
          `sharing` is row tokens per unique token; ids are random, forks fall uniformly on tool responses; a random Qwen2.
          Memory is the process's peak above what it held before the update, beside TRL's with all rows at once.
-rollout  Tokens a second of HFPolicy, and of a loop over transformers' `generate` that reads the whole conversation in every turn.
+rollout  Tokens a second of whole rollouts by HFPolicy, and by transformers' `generate` on all rollouts in one batch, which reads
+         the whole conversations in every turn. Turns end at random, after the mean of the workload.
 arpo     Tool calls and tokens of a group of equal size, where forks fell, and how often by decile of entropy. Without
          --checkpoint the rollouts are the expert's, with entropies drawn at random: forks then say what the rule does, not
          what a model does.
@@ -18,14 +19,14 @@ import argparse
 import ctypes
 import json
 import logging
+import math
 import random
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from trl.trainer.utils import add_fused_lm_head
 from star import plugins
 from star.dataset import messages_of
 from star.policies.hf import HFPolicy
-from star.protocols import Algorithm, Conversation, Policy
+from star.protocols import Algorithm, Conversation, Env, Policy, Step
 from star.recipe import Limits, Rl, Tiny
 from star.rewards import Sum
 from star.rollout import Group, Rollout
@@ -47,7 +48,7 @@ from star.train.grpo import Setup, StarGRPOTrainer
 from star.train.tokens import Renderer
 from star.train.trie import pack
 from star.train.trie_scoring import Tries
-from star.types import Completion, Trajectory, Turn
+from star.types import Completion, Message, Query, Score, ToolCall, Trajectory
 from star.worlds.travel.world import TravelWorld
 
 WORLD = TravelWorld(days=(3,), size={"cities": 8, "restaurants": 6, "hotels": 4, "sights": 4, "flights": 2})
@@ -77,6 +78,8 @@ FULL = (
     Shape("arpo paper", 16, 8, 1300, 10, 250, 550, layers=2),
     Shape("grpo paper", 8, 8, 1300, 10, 250, 550, layers=2),
 )
+QUICK_TALKS = (Shape("demo", 16, 16, 45, 7, 18, 22), Shape("paper, shortened", 8, 8, 500, 8, 12, 200, layers=2))
+FULL_TALKS = (Shape("demo", 64, 64, 45, 7, 18, 22), Shape("paper", 8, 8, 1300, 10, 250, 550, layers=2))
 VOCABULARY = 2400
 
 
@@ -219,48 +222,104 @@ def played(count: int) -> list[Trajectory]:
     return [rows[0] for rows in Rollout(teacher(), WORLD, Limits(), WORLD.score).run(groups)]
 
 
-def scripted(rows: Sequence[Trajectory], say: Callable[[list[Conversation]], list[Completion]]) -> tuple[int, float]:
-    """(tokens sampled, seconds) of as many turns as the expert took; tool responses are those that the expert saw."""
-    queries = {query.id: query for query in WORLD.queries("train", len(rows), 0)}
-    talks = [Conversation(row.id, queries[row.query_id], row.prompt, (), None) for row in rows]
-    tokens, started = 0, time.perf_counter()
-    for turn in range(max(len(row.turns) for row in rows)):
-        going = [index for index, row in enumerate(rows) if turn < len(row.turns)]
-        for index, said in zip(going, say([talks[index] for index in going]), strict=True):
-            tokens += len(said.token_ids)
-            step = Turn(said, rows[index].turns[turn].observation)
-            talks[index] = replace(talks[index], turns=(*talks[index].turns, step))
-    return tokens, time.perf_counter() - started
+class Talkative(Qwen2ForCausalLM):
+    """A model of random weights whose turns end as those of a trained one do: now and then, and not all at once."""
+
+    end, lift = 0, 0.0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        out.logits[..., self.end] += self.lift
+        return out
 
 
-def generated(net: Any, renderer: Renderer, limit: int, talks: list[Conversation]) -> list[Completion]:
-    """One turn of each conversation by `generate`, which reads all of it again."""
-    prefixes = [renderer.prefix(talk) for talk in talks]
-    width = max(map(len, prefixes))
-    ids = torch.tensor([[renderer.end] * (width - len(prefix)) + prefix for prefix in prefixes])
-    mask = torch.tensor([[0] * (width - len(prefix)) + [1] * len(prefix) for prefix in prefixes])
-    options = {"do_sample": True, "top_k": 0, "pad_token_id": renderer.end, "eos_token_id": renderer.end}
-    with torch.no_grad():
-        out = net.generate(input_ids=ids, attention_mask=mask, max_new_tokens=limit, use_cache=True, **options)
-    found = []
-    for row in out[:, width:].tolist():
-        said = row[: row.index(renderer.end) + 1] if renderer.end in row else row
-        found.append(Completion("", tuple(said)))
-    return found
+@dataclass
+class Walk:
+    """An episode of a number of turns, whose tools answer with so many tokens of a text."""
+
+    prompt: tuple[Message, ...]
+    replies: list[str]
+    done: int = 0
+
+    def step(self, text: str) -> Step:
+        self.done += 1
+        if self.done > len(self.replies):
+            return Step(stop="answer", answer="")
+        return Step(observation=self.replies[self.done - 1], call=ToolCall("look", {}))
+
+    def fork(self) -> Env:
+        return replace(self)
 
 
-def rollout_figures(renderer: Renderer, net: Any, repeats: int) -> dict[str, Any]:
-    rows, limit = played(16), 24
-    best = {"hf_policy": 0.0, "naive": 0.0}
-    tokens = {}
+@dataclass
+class Hall:
+    """A world of walks of one shape."""
+
+    shape: Shape
+    renderer: Renderer
+    words: list[str]
+
+    def text(self, tokens: int, rng: random.Random) -> str:
+        found = ""
+        while len(self.renderer.completion_ids(found)) < tokens:
+            found += rng.choice(self.words)
+        return found
+
+    def queries(self, count: int) -> list[Query]:
+        return [Query(f"q{number}", "", {}, "easy", 3, "rl") for number in range(count)]
+
+    def open(self, query: Query, key: str) -> Env:
+        rng = random.Random(key)
+        prompt = (Message("system", "walk"), Message("user", self.text(self.shape.prompt, rng)))
+        return Walk(prompt, [self.text(self.shape.seen, rng) for _ in range(self.shape.turns - 1)])
+
+
+@dataclass
+class Naive:
+    """Turns by transformers' `generate`, which reads the whole conversation in each."""
+
+    net: Any
+    renderer: Renderer
+    limit: int
+    name: str = "naive"
+
+    def complete(self, conversations: Sequence[Conversation]) -> list[Completion | None]:
+        prefixes = [self.renderer.prefix(talk) for talk in conversations]
+        width, end = max(map(len, prefixes)), self.renderer.end
+        ids = torch.tensor([[end] * (width - len(prefix)) + prefix for prefix in prefixes])
+        mask = torch.tensor([[0] * (width - len(prefix)) + [1] * len(prefix) for prefix in prefixes])
+        options = {"do_sample": True, "top_k": 0, "pad_token_id": end, "eos_token_id": end}
+        with torch.no_grad():
+            out = self.net.generate(input_ids=ids, attention_mask=mask, max_new_tokens=self.limit, use_cache=True, **options)
+        said = [row[: row.index(end) + 1] if end in row else row for row in out[:, width:].tolist()]
+        return [Completion(self.renderer.decode(row), tuple(row)) for row in said]
+
+
+def rollout_figures(shape: Shape, renderer: Renderer, repeats: int) -> dict[str, Any]:
+    """Tokens sampled a second over whole rollouts, tools and tokenisation included."""
+    config = tiny.model(replace(Tiny(), layers=shape.layers), renderer.tokenizer, 0).config
+    config.max_position_embeddings = 1 << 15
+    torch.manual_seed(0)
+    net = Talkative(config).eval()
+    net.end, net.lift = renderer.end, math.log(config.vocab_size / shape.said)
+    hall = Hall(shape, renderer, [str(turn.observation) for row in played(8) for turn in row.turns if turn.observation])
+    limits = Limits(turns=shape.turns, turn_tokens=3 * shape.said, context=1 << 14)
+    judged = Score("", "strict", {}, {}, True)
+    best, tokens = {"hf_policy": 0.0, "naive": 0.0}, dict[str, int]()
     for turn in range(repeats):
-        policy = HFPolicy(net, renderer, Limits(turn_tokens=limit, context=4000), seed=turn, patience=0.0)
-        say: dict[str, Any] = {"hf_policy": policy.complete, "naive": partial(generated, net, renderer, limit)}
-        for name in best:
-            tokens[name], seconds = scripted(rows, say[name])
+        policies: dict[str, Any] = {
+            "hf_policy": HFPolicy(net, renderer, limits, seed=turn),
+            "naive": Naive(net, renderer, limits.turn_tokens),
+        }
+        for name, policy in policies.items():
+            groups = [Group(query, 1, query.id) for query in hall.queries(shape.rows)]
+            started = time.perf_counter()
+            rows = Rollout(policy, hall, limits, lambda *_: judged).run(groups)
+            seconds = time.perf_counter() - started
+            tokens[name] = sum(len(turn.completion.token_ids) for (row,) in rows for turn in row.turns)
             best[name] = max(best[name], tokens[name] / seconds)
     return {
-        "conversations": len(rows), "turns": sum(len(row.turns) for row in rows) / len(rows), "tokens": tokens,
+        "workload": shape.name, "conversations": shape.rows, "turns": shape.turns, "tokens": tokens,
         "tokens_per_second": best["hf_policy"], "naive_tokens_per_second": best["naive"],
         "speedup": best["hf_policy"] / best["naive"],
     }  # fmt: skip
@@ -338,7 +397,8 @@ def measured(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     trainer = Ways(net, Setup(settings, WORLD, WORLD.score, algorithm, Sum(), renderer, queries, 0), scratch)
     trainer.current_gradient_accumulation_steps = 1
     net.eval()
-    rollouts = rollout_figures(renderer, net, options.repeats)
+    talks = QUICK_TALKS if options.quick else FULL_TALKS
+    rollouts = [rollout_figures(shape, renderer, 1 if options.quick else options.repeats) for shape in talks]
     limits = Limits(turns=12, turn_tokens=120, context=1024)
     policy: Policy = Uncertain(renderer, teacher())
     if options.checkpoint:
@@ -366,7 +426,9 @@ def main() -> None:
     for row in result["trie"]:
         figures = " ".join(f"{name} {row[name]:.3g}" for name in row if isinstance(row[name], float))
         print(f"{row['workload']:24} {figures}")
-    print(f"rollout  {result['rollout']}\narpo     {result['arpo']}")
+    for row in result["rollout"]:
+        print(f"rollout  {row}")
+    print(f"arpo     {result['arpo']}")
 
 
 if __name__ == "__main__":
