@@ -285,3 +285,18 @@ def test_training_moves_the_model(make: Make, student: Any, renderer: Any, tmp_p
     assert {"rollout/turns", "rollout/forks", "rollout/masked", "rewards/success/mean"} <= logged[0].keys()
     assert ("kl" in logged[0]) == ("kl" in extra)
     assert {row["label"] for row in trainer.kept} == {"best", "worst"}
+
+
+def test_length_is_punished_beside_the_reward(make: Make) -> None:
+    trainer = make(DAPO(refill=0, soft_limit=20, soft_cache=15))
+    output, groups, _ = generate(trainer)
+    rows = rows_of(groups)
+    tokens = [sum(len(turn.completion.token_ids) for turn in row.turns) for row in rows]
+    taken = [max(-1.0, min(0.0, (5 - count) / 15)) for count in tokens]
+    assert len(set(taken)) > 2, "rollouts of different lengths"
+    earned = [sum(components(row.score if row.stop == "answer" else None).values()) for row in rows]
+    assert [trainer.value(row) for row in rows] == pytest.approx([e + t for e, t in zip(earned, taken, strict=True)])
+    values = torch.tensor([trainer.value(row) for row in rows]).view(-1, 4)
+    expected = (values - values.mean(1, keepdim=True)) / (values.std(1, keepdim=True) + 1e-4)
+    assert torch.allclose(output["advantages"], expected.flatten(), atol=1e-4)
+    assert trainer._metrics["train"]["rewards/overlong/mean"][-1] == pytest.approx(sum(taken) / len(taken), abs=1e-5)

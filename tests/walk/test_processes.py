@@ -61,6 +61,18 @@ def test_two_processes_train_the_same_model_by_rl(whole: Path, two: Path) -> Non
     assert best[0] == best[1]
 
 
+def test_two_processes_agree_on_which_groups_are_replaced(place: Path, whole: Path, good: Star) -> None:
+    """DAPO's refill: queries are chosen over all processes."""
+    for name, count in (("dapo-one", "1"), ("dapo-two", "2")):
+        pairs = ("--set", "rl.group=2", "--set", "rl.micro_batch=2", "--set", "rl.steps=3")
+        dapo = ("--algo", "dapo", "--reward", "success", "--processes", count)
+        good("rl", "-r", "mini.yaml", "--run", name, "--from", "whole", *dapo, *pairs)
+    one, two = steps(place / "dapo-one"), steps(place / "dapo-two")
+    assert sum(row["rollout/refilled_groups"] for row in one) > 0
+    assert [row["rollout/refilled_groups"] for row in one] == [row["rollout/refilled_groups"] for row in two]
+    assert distance(weights(place / "dapo-one", "rl"), weights(place / "dapo-two", "rl")) < 1e-5
+
+
 def test_two_processes_train_the_same_model_by_sft(place: Path, whole: Path, good: Star) -> None:
     good(
         "sft",
@@ -159,6 +171,16 @@ def test_foreign_rollouts_stop_the_run(place: Path, whole: Path, command: Star, 
     (place / "foreign.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
     done = command("rl", "-r", "mini.yaml", "--run", "foreign", "--from", "whole", "--from-rollouts", "foreign.jsonl")
     assert done.returncode == 1 and "sampler and trainer differ by 0.5" in done.stderr
+
+
+def test_tools_fail_as_often_as_is_asked(place: Path, whole: Path, good: Star) -> None:
+    words = ("--rollouts-only", "--tool-failure-rate", "0.5", "--set", "rl.steps=1")
+    good("rl", "-r", "mini.yaml", "--run", "flaky", "--from", "whole", *words)
+    turns = [turn for row in rows(place / "flaky" / "rollouts" / "groups.jsonl") for turn in row["turns"]]
+    calls = [turn for turn in turns if turn["call"]]
+    assert not calls or any(turn["fault"] for turn in calls)
+    stages = json.loads((place / "flaky" / "manifest.json").read_text())["stages"]
+    assert stages["rollouts"]["config"]["rl"]["tool_failure_rate"] == 0.5
 
 
 def test_a_probe_leaves_out_what_teaches_nothing(place: Path, whole: Path, good: Star) -> None:
