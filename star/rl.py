@@ -62,6 +62,7 @@ def _setup(recipe: Recipe, work: Work, renderer: Renderer) -> Setup:
         renderer=renderer,
         queries=read_jsonl(work.take("queries-rl"), Query),
         seed=recipe.seed,
+        checkpoint=str(work.take("sft-checkpoint")),
     )
 
 
@@ -79,6 +80,7 @@ def _play_dev(queries: list[Query], trainer: StarGRPOTrainer) -> Row:
         policy = trainer.policy(temperature, trainer.setup.seed, "dev")
         groups = [Group(query, 1, f"dev-{name}/{query.id}") for query in queries]
         played = [group[0] for group in trainer.rollout(policy, None).run(groups)]
+        trainer.sampler.rest()
         row[name] = sum(t.score is not None and t.score.success for t in played) / max(1, len(played))
     return {**row, "value": sum(row.values()) / len(row)}
 

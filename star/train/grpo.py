@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ from datasets import Dataset
 from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from star.policies.hf import HFPolicy
-from star.protocols import Algorithm, Reward, World
+from star import plugins
+from star.errors import StarError
+from star.protocols import Algorithm, Policy, Reward, World
 from star.recipe import Rl
 from star.rewards import COMPONENTS, components, value
 from star.rollout import Group, Rollout
+from star.train import model as models
 from star.train import telemetry
 from star.train.credit import segment_ids, shared_mean
 from star.train.optimizer import MuonAdamW
 from star.train.order import EpochSampler
+from star.train.samplers import Draws, Sampler, Source
 from star.train.scoring import compact, token_scores
 from star.train.tokens import Flat, Renderer
 from star.train.trie import regrouped
@@ -61,6 +65,8 @@ class Setup:
     renderer: Renderer
     queries: Sequence[Query]
     seed: int
+    checkpoint: str = ""
+    """Where the model comes from; samplers that have a copy of it open it there."""
 
 
 def component(name: str) -> Callable[..., list[float]]:
@@ -162,15 +168,28 @@ class StarGRPOTrainer(GRPOTrainer):
         """Share of training that is done, 0-1: a pure function of the step."""
         return self.state.global_step / max(1, self.state.max_steps)
 
-    def policy(self, temperature: float, seed: int, name: str = "rl") -> HFPolicy:
-        """The model in training as a policy."""
-        model = self.accelerator.unwrap_model(self.model)
-        s = self.setup
-        forking = s.algorithm.roots(self.num_generations) < self.num_generations
-        patience = 0.0 if forking else HFPolicy.patience  # forks must not depend on what else is in flight
-        return HFPolicy(model, s.renderer, s.settings.limits, temperature, seed=seed, name=name, patience=patience)
+    @cached_property
+    def sampler(self) -> Sampler:
+        """What samples rollouts; opened when the first are asked for."""
+        s, model = self.setup, self.accelerator.unwrap_model(self.model)
+        spec = s.settings.rollouts
+        if self.accelerator.num_processes > 1 and spec["name"] != "hf":
+            raise StarError(f"rl.rollouts: {spec['name']} samples for one process only", "Train in one, or use rl.rollouts=hf")
+        vocabulary = model.config.get_text_config().vocab_size
+        context = s.settings.limits.context
+        source = Source(s.checkpoint, s.renderer, vocabulary, context, lambda: model, s.settings.bf16)
+        sampler: Sampler = plugins.build("sampler", spec).open(source)
+        return sampler
 
-    def rollout(self, policy: HFPolicy, algorithm: Algorithm | None) -> Rollout:
+    def policy(self, temperature: float, seed: int, name: str = "rl") -> Policy:
+        """The model in training, as it is now, as a policy."""
+        s = self.setup
+        self.sampler.update(models.weights(self.accelerator.unwrap_model(self.model)))
+        forking = s.algorithm.roots(self.num_generations) < self.num_generations
+        patience = 0.0 if forking else Draws.patience  # forks must not depend on what else is in flight
+        return self.sampler.policy(Draws(s.settings.limits, temperature, seed=seed, name=name, patience=patience))
+
+    def rollout(self, policy: Policy, algorithm: Algorithm | None) -> Rollout:
         s = self.setup
         return Rollout(policy, s.world, s.settings.limits, s.judge, algorithm, s.settings.in_flight)
 
@@ -184,6 +203,7 @@ class StarGRPOTrainer(GRPOTrainer):
         groups = rollout.run([Group(query, size, f"rl/{step}/{index}/{query.id}") for index, query in enumerate(asked)])
         for turn in range(getattr(self.setup.algorithm, "refill", 0)):
             groups = self._refill(rollout, groups, turn)
+        self.sampler.rest()
         return groups
 
     def _refill(self, rollout: Rollout, groups: list[list[Trajectory]], turn: int) -> list[list[Trajectory]]:
