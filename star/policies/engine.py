@@ -101,7 +101,8 @@ class EnginePolicy:
         for key, conversation in zip(keys, conversations, strict=True):
             if key not in self._begun:
                 self._begin(key, conversation)
-        while sum(key not in self._ended for key in keys) > min(self.patience * len(keys), len(keys) - 1):
+        left = max(0, min(int(self.patience * len(keys)), len(keys) - 1))
+        while sum(key not in self._ended for key in keys) > left:
             self._ended |= {key: self._completion(sampled) for key, sampled in self.engine.wait().items()}
         self._begun -= self._ended.keys() & set(keys)
         return [self._ended.pop(key, None) for key in keys]

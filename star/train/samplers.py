@@ -122,9 +122,10 @@ class VLLM:
 
     def open(self, source: Source) -> Sampler:
         """Raises StarError if vllm is missing or does not take the model."""
+        path = _whole(source)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         engine = load("star.policies.vllm:LocalEngine")(
-            _whole(source), bf16=source.bf16, context=source.context, likeliest=self.likeliest, kv_cache_gib=self.kv_cache_gib
+            path, bf16=source.bf16, context=source.context, likeliest=self.likeliest, kv_cache_gib=self.kv_cache_gib
         )
         return Copied(source, engine)
 
