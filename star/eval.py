@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,17 +33,18 @@ def evaluate(recipe: Recipe, run: Run, command: list[str], checkpoint: str = "rl
 
     def body(work: Work) -> None:
         source = models.source(_source(recipe, work, checkpoint), recipe.eval.limits.context, recipe.eval.bf16)
-        player = _Player(recipe, run, work, stage.name, plugins.build("sampler", recipe.eval.rollouts).open(source))
         queries = read_jsonl(work.take(f"queries-{split}"), Query)
         passes = {"greedy": 0.0, "sampled": recipe.eval.temperature}
         reports: dict[str, Any] = {}
         played: dict[str, list[Trajectory]] = {}
-        for name, temperature in passes.items():
-            played[name] = player.play(name, queries, temperature)
-            write_jsonl(work.make(f"trajectories-{name}", f"{name}.jsonl"), played[name])
-            reports[name] = player.report(queries, played[name], split)
-        if recipe.eval.transfer and checkpoint != "base":
-            reports |= _transfer(player, queries, split)
+        with closing(plugins.build("sampler", recipe.eval.rollouts).open(source)) as sampler:
+            player = _Player(recipe, run, work, stage.name, sampler)
+            for name, temperature in passes.items():
+                played[name] = player.play(name, queries, temperature)
+                write_jsonl(work.make(f"trajectories-{name}", f"{name}.jsonl"), played[name])
+                reports[name] = player.report(queries, played[name], split)
+            if recipe.eval.transfer and checkpoint != "base":
+                reports |= _transfer(player, queries, split)
         rows = [(name, row) for name, group in played.items() for row in group]
         write_jsonl(work.make("predictions", "predictions.jsonl"), [{"pass": n, **plain(player.prediction(r))} for n, r in rows])
         write_jsonl(work.make("scores", "scores.jsonl"), [{"pass": n, **plain(r.score)} for n, r in rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def rl(recipe: Recipe, run: Run, command: list[str]) -> Entry:
         keep = Keep(work.make("rollouts", "rollouts.jsonl"))
         trainer = StarGRPOTrainer(model, setup, scratch, callbacks=[dev, keep, Progress(partial(run.progress, "rl"))])
         dev.trainer = keep.trainer = trainer
-        _train(trainer, scratch)
+        with closing(trainer):
+            _train(trainer, scratch)
         step = _save(trainer, dev, recipe, work)
         history = trainer.state.log_history
         write_json(work.make("rl-log", "log.json"), {"steps": history, "dev": dev.rows, "best": step})

@@ -76,6 +76,9 @@ class Engine(Protocol):
     def rest(self) -> None:
         """Free what memory it can until the next update."""
 
+    def close(self) -> None:
+        """Free everything; it samples no more."""
+
 
 @dataclass
 class EnginePolicy:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.sampling_params import RequestOutputKind
 
@@ -127,6 +128,11 @@ class LocalEngine:
         if self._sleeps and not self._asleep:
             self._llm.sleep(level=2)
             self._asleep = True
+
+    def close(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        cleanup_dist_env_and_memory()
 
 
 def _sampled(output: Any) -> Sampled:

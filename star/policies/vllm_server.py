@@ -103,6 +103,9 @@ class ServerEngine:
     def rest(self) -> None:
         """The server's memory is its own."""
 
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def _answer(self, request: Request) -> Sampled:
         body = {
             "prompt": request.ids,

@@ -181,6 +181,11 @@ class StarGRPOTrainer(GRPOTrainer):
         sampler: Sampler = plugins.build("sampler", spec).open(source)
         return sampler
 
+    def close(self) -> None:
+        """Let go of what sampled rollouts."""
+        if "sampler" in vars(self):
+            self.sampler.close()
+
     def policy(self, temperature: float, seed: int, name: str = "rl") -> Policy:
         """The model in training, as it is now, as a policy."""
         s = self.setup

@@ -59,6 +59,9 @@ class Sampler(Protocol):
     def rest(self) -> None:
         """Leave the memory of the device to training until the next update."""
 
+    def close(self) -> None:
+        """Free everything; its policies sample no more."""
+
 
 @dataclass
 class Own:
@@ -80,6 +83,9 @@ class Own:
     def rest(self) -> None:
         """The model stays where it is trained."""
 
+    def close(self) -> None:
+        """The model is the trainer's."""
+
 
 @dataclass
 class Copied:
@@ -96,6 +102,9 @@ class Copied:
 
     def rest(self) -> None:
         self.engine.rest()
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 @dataclass

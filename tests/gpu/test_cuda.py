@@ -94,3 +94,4 @@ def test_vllm_sleeps_and_wakes_with_new_weights(checkpoint: Path, world: TravelW
         found = logprobs[0, :-1].gather(-1, ids[0, 1:, None]).squeeze(-1)[len(flat.prompt_ids) - 1 :].cpu()
         mask = torch.tensor(flat.mask, dtype=torch.bool)
         assert (found[mask] - torch.tensor(flat.logprobs)[mask]).abs().mean() < tolerance
+    sampler.close()

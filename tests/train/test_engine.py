@@ -51,6 +51,7 @@ class Reference:
         self.waiting: list[Request] = []
         self.seen: list[Request] = []
         self.updates = self.rests = 0
+        self.closed = False
 
     def submit(self, request: Request) -> None:
         self.waiting.append(request)
@@ -71,6 +72,9 @@ class Reference:
 
     def rest(self) -> None:
         self.rests += 1
+
+    def close(self) -> None:
+        self.closed = True
 
     @torch.no_grad()
     def sample(self, request: Request, likeliest: int) -> Sampled:
@@ -221,7 +225,7 @@ def opened(spec: dict[str, Any], checkpoint: Path, context: int = LIMITS.context
     return plugins.build("sampler", spec).open(models.source(checkpoint, context))
 
 
-def play(policy: Any, world: Any, batch: int = 64, count: int = 4, size: int = 2, algorithm: Any = None) -> list[Trajectory]:
+def play(policy: Any, world: Any, batch: int = 64, count: int = 3, size: int = 2, algorithm: Any = None) -> list[Trajectory]:
     rollout = Rollout(policy, world, LIMITS, world.score, algorithm, batch)
     groups = [Group(query, size, f"g/{query.id}") for query in world.queries("dev", count, 0)]
     return [row for group in rollout.run(groups) for row in group]
@@ -301,10 +305,10 @@ def test_limits_end_a_turn(student: Any, renderer: Renderer, world: Any) -> None
 def test_an_entropy_is_a_lower_bound_that_closes(student: Any, renderer: Renderer, world: Any) -> None:
     vocabulary = len(renderer.tokenizer)
     exact = HFPolicy(student, renderer, LIMITS, 0.0)
-    wanted = [v for row in play(exact, world) for turn in row.turns for v in turn.completion.entropies]
+    wanted = [v for row in play(exact, world, count=2, size=1) for turn in row.turns for v in turn.completion.entropies]
     by_count = []
     for count in (5, 20, vocabulary):
-        rows = play(policy(Reference(student, count), renderer, temperature=0.0), world)
+        rows = play(policy(Reference(student, count), renderer, temperature=0.0), world, count=2, size=1)
         by_count.append([v for row in rows for turn in row.turns for v in turn.completion.entropies])
     for few, more, all_ids, true in zip(*by_count, wanted, strict=True):
         assert few <= more + 1e-9 and more <= true + 1e-5
@@ -368,16 +372,19 @@ def test_a_server_that_samples_otherwise_is_refused(server: Server, checkpoint: 
         opened(over_http(server), checkpoint)
 
 
-@pytest.mark.parametrize("algorithm", [GRPO(), ARPO(alpha=0.6, beta=0.0)], ids=["grpo", "arpo"])
-@pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8)], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("algorithm", "lora"), [(GRPO(), None), (ARPO(alpha=0.6, beta=0.0), Lora(rank=4, alpha=8))], ids=["grpo", "arpo-lora"]
+)
 def test_training_samples_from_the_latest_weights(reference: None, make: Make, student: Any, algorithm: Any, lora: Any) -> None:
     model = models.lora(student, lora) if lora else student
-    trainer = make(algorithm, model=model, rollouts={"name": "reference"}, steps=3, lr=1e-2, lora=lora)
+    trainer = make(algorithm, model=model, rollouts={"name": "reference"}, steps=2, lr=1e-2, lora=lora)
     trainer.train()
     gaps = [row["sampling/logprob_gap_max"] for row in trainer.state.log_history if "sampling/logprob_gap_max" in row]
-    assert len(gaps) == 3 and max(gaps) < 1e-4
+    assert len(gaps) == 2 and max(gaps) < 1e-4
     engine: Any = trainer.sampler
-    assert engine.engine.updates == engine.engine.rests == 3
+    assert engine.engine.updates == engine.engine.rests == 2
+    trainer.close()
+    assert engine.engine.closed
 
 
 def test_stale_weights_stop_the_run(reference: None, make: Make) -> None:
@@ -388,11 +395,11 @@ def test_stale_weights_stop_the_run(reference: None, make: Make) -> None:
 
 
 def test_training_against_a_server(server: Server, checkpoint: Path, make: Make) -> None:
-    trainer = make(GRPO(), rollouts=over_http(server), steps=3, lr=1e-2, checkpoint=str(checkpoint))
+    trainer = make(GRPO(), rollouts=over_http(server), steps=2, lr=1e-2, checkpoint=str(checkpoint))
     trainer.train()
     gaps = [row["sampling/logprob_gap_max"] for row in trainer.state.log_history if "sampling/logprob_gap_max" in row]
-    assert len(gaps) == 3 and max(gaps) < 1e-4
-    assert server.asked["/collective_rpc"] == server.asked["/reset_prefix_cache"] == 4, "at the start and before each batch"
+    assert len(gaps) == 2 and max(gaps) < 1e-4
+    assert server.asked["/collective_rpc"] == server.asked["/reset_prefix_cache"] == 3, "at the start and before each batch"
 
 
 def test_weights_are_those_that_are_saved(student: Any, renderer: Renderer, tmp_path: Path) -> None:

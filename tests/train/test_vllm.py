@@ -1,4 +1,4 @@
-"""Real vLLM, in this process and as a server; runs on CPUs too. If this breaks, what vLLM promises is no longer what RL builds on.
+"""Real vLLM, in this process and as a server; a CPU will do. If this breaks, vLLM no longer does what RL builds on.
 
 `make test-vllm` sets up an environment that has it and runs this group.
 """
@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"),
 ]
 Make = Callable[..., StarGRPOTrainer]
+Open = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(turns=4, turn_tokens=12, context=300)
 SIZE = Tiny(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=96)
@@ -59,6 +61,17 @@ def _student(renderer: Renderer, conversations: list[list[Message]], tmp_path_fa
 def checkpoint(student: Any, renderer: Renderer, tmp_path: Path) -> Path:
     models.save(student, renderer.tokenizer, tmp_path / "student", "tiny", 0)
     return tmp_path / "student"
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Opens samplers of a checkpoint and closes them in the end."""
+    with ExitStack() as stack:
+
+        def opened(spec: dict[str, Any], checkpoint: Path, context: int = LIMITS.context) -> Any:
+            return stack.enter_context(closing(plugins.build("sampler", spec).open(models.source(checkpoint, context))))
+
+        yield opened
 
 
 def play(policy: Any, world: Any, algorithm: Any = None) -> list[Trajectory]:
@@ -104,12 +117,12 @@ def check_draws(sampler: Any, model: Any, renderer: Renderer, world: Any) -> Non
         again = play(sampler.policy(Draws(LIMITS, temperature, top_p, seed=1)), world)
         assert [row.turns[0].completion.token_ids for row in rows] == [row.turns[0].completion.token_ids for row in again]
         entropies = [value for row in rows for turn in row.turns for value in turn.completion.entropies]
-        assert 0 <= min(entropies) and max(entropies) < 1
+        assert min(entropies) >= 0 and max(entropies) < 1
     assert len({str(row.turns) for row in play(sampler.policy(Draws(LIMITS, 1.0)), world)}) > 8, "every rollout draws for itself"
 
 
-def test_logprobs_agree_in_this_process(checkpoint: Path, student: Any, renderer: Renderer, world: Any) -> None:
-    sampler = plugins.build("sampler", LOCAL).open(models.source(checkpoint, LIMITS.context))
+def test_logprobs_agree_in_this_process(opened: Open, checkpoint: Path, student: Any, renderer: Renderer, world: Any) -> None:
+    sampler = opened(LOCAL, checkpoint)
     check_draws(sampler, student, renderer, world)
     rows = play(sampler.policy(Draws(LIMITS, 1.0, patience=0.0)), world, ARPO(initial=0.5, alpha=0.6, beta=0.0))
     assert any(row.parent for row in rows) and gap(student, renderer, rows) < TOLERANCE
@@ -127,19 +140,20 @@ def test_training_in_this_process_samples_from_the_latest_weights(
     rows = play(trainer.policy(1.0, 0), world)
     trained = trainer.accelerator.unwrap_model(trainer.model).eval()
     assert gap(trained, renderer, rows) < TOLERANCE
+    trainer.close()
 
 
 def test_stale_weights_stop_the_run(make: Make, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = plugins.load("star.policies.vllm:LocalEngine")
     monkeypatch.setattr(module, "update", lambda *_: None)
     trainer = make(GRPO(), rollouts=LOCAL, steps=8, lr=2e-2, checkpoint=str(checkpoint))
-    with pytest.raises(StarError, match=r"over rl\.max_gap = 0\.1.*did not take over the latest step"):
+    with closing(trainer), pytest.raises(StarError, match=r"over rl\.max_gap = 0\.1.*did not take over the latest step"):
         trainer.train()
 
 
-def test_a_model_that_vllm_refuses(checkpoint: Path) -> None:
+def test_a_model_that_vllm_refuses(opened: Open, checkpoint: Path) -> None:
     with pytest.raises(StarError, match=r"vLLM cannot serve .*rollouts: hf"):
-        plugins.build("sampler", LOCAL).open(models.source(checkpoint, 100_000))
+        opened(LOCAL, checkpoint, 100_000)
 
 
 def free_port() -> int:
@@ -182,8 +196,10 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError("the server does not start")
 
 
-def test_logprobs_agree_over_http(served: str, checkpoint: Path, student: Any, renderer: Renderer, world: Any) -> None:
-    sampler = plugins.build("sampler", {"name": "vllm_server", "url": served}).open(models.source(checkpoint, LIMITS.context))
+def test_logprobs_agree_over_http(
+    served: str, opened: Open, checkpoint: Path, student: Any, renderer: Renderer, world: Any
+) -> None:
+    sampler = opened({"name": "vllm_server", "url": served}, checkpoint)
     check_draws(sampler, student, renderer, world)
 
 
@@ -199,9 +215,9 @@ def test_training_against_a_server_samples_from_the_latest_weights(
     assert gap(trainer.accelerator.unwrap_model(trainer.model).eval(), renderer, rows) < TOLERANCE
 
 
-def test_a_server_refuses_what_it_cannot_do(served: str, checkpoint: Path, world: Any) -> None:
+def test_a_server_refuses_what_it_cannot_do(served: str, opened: Open, checkpoint: Path, world: Any) -> None:
     with pytest.raises(StarError, match="--max-model-len 5000"):
-        plugins.build("sampler", {"name": "vllm_server", "url": served}).open(models.source(checkpoint, 5000))
+        opened({"name": "vllm_server", "url": served}, checkpoint, 5000)
     spec = {"name": "vllm_server", "url": served, "likeliest": 30, "tries": 1}
     with pytest.raises(StarError, match=r"refuses a turn \(HTTP 400 .*30"):
-        play(plugins.build("sampler", spec).open(models.source(checkpoint, LIMITS.context)).policy(Draws(LIMITS, 1.0)), world)
+        play(opened(spec, checkpoint).policy(Draws(LIMITS, 1.0)), world)
