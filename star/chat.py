@@ -44,9 +44,9 @@ class Chat:
         body = json.dumps({"model": self.model, "messages": messages, "temperature": self.temperature}).encode()
         for tried in range(1, self.tries + 1):
             try:
-                return self._reply(self._post(body))
+                return self._reply(post(f"{self.url.rstrip('/')}/chat/completions", body, self.timeout_seconds))
             except urllib.error.HTTPError as error:
-                reason, passing = f"HTTP {error.code} {_message(error)}".strip(), error.code in PASSING
+                reason, passing = f"HTTP {error.code} {refusal(error)}".strip(), error.code in PASSING
             except (OSError, HTTPException) as error:
                 reason, passing = str(getattr(error, "reason", error)) or type(error).__name__, True
             if not passing or tried == self.tries:
@@ -54,16 +54,6 @@ class Chat:
             log.info("%s: %s; trying again", self.url, reason)
             time.sleep(self.wait_seconds * 2 ** (tried - 1))
         raise StarError(f"{self.url}: no reply of {self.model} ({reason})", f"Check the server, the model and {KEY}")
-
-    def _post(self, body: bytes) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        if os.environ.get(KEY):
-            headers["Authorization"] = f"Bearer {os.environ[KEY]}"
-        address = f"{self.url.rstrip('/')}/chat/completions"
-        request = urllib.request.Request(address, body, headers)  # noqa: S310  # the scheme was checked
-        with urllib.request.urlopen(request, timeout=self.timeout_seconds) as response:  # noqa: S310
-            data: bytes = response.read()
-        return data
 
     def _reply(self, data: bytes) -> str:
         try:
@@ -76,7 +66,22 @@ class Chat:
         return content
 
 
-def _message(error: urllib.error.HTTPError) -> str:
+def post(address: str, body: bytes, seconds: float) -> bytes:
+    """What a server answers to JSON; `seconds` is how long it may be silent.
+
+    `address` is one of http or https. Raises urllib.error.HTTPError for a refusal, OSError or HTTPException for a connection
+    that fails.
+    """
+    headers = {"Content-Type": "application/json"}
+    if os.environ.get(KEY):
+        headers["Authorization"] = f"Bearer {os.environ[KEY]}"
+    request = urllib.request.Request(address, body, headers)  # noqa: S310  # the scheme was checked
+    with urllib.request.urlopen(request, timeout=seconds) as response:  # noqa: S310
+        data: bytes = response.read()
+    return data
+
+
+def refusal(error: urllib.error.HTTPError) -> str:
     """What the server says about a refusal."""
     try:
         value = json.loads(error.read())

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from star import metrics
+from star import metrics, plugins
 from star.journal import play
 from star.manifest import Entry, Run
 from star.pipeline import evaluation, job
-from star.policies.hf import HFPolicy
 from star.recipe import Recipe, build_world
 from star.records import plain, read_jsonl, write_json, write_jsonl
 from star.rollout import Group, Rollout
 from star.stage import Work
 from star.train import model as models
-from star.train.tokens import Renderer
+from star.train.samplers import Draws, Sampler
 from star.types import Prediction, Query, Report, Trajectory
 
 CHUNK = 256
@@ -32,18 +32,19 @@ def evaluate(recipe: Recipe, run: Run, command: list[str], checkpoint: str = "rl
     stage = evaluation(recipe, checkpoint, split)
 
     def body(work: Work) -> None:
-        model, tokenizer = models.load(_source(recipe, work, checkpoint), recipe.eval.bf16)
-        player = _Player(recipe, run, work, stage.name, model, Renderer(tokenizer))
+        source = models.source(_source(recipe, work, checkpoint), recipe.eval.limits.context, recipe.eval.bf16)
         queries = read_jsonl(work.take(f"queries-{split}"), Query)
         passes = {"greedy": 0.0, "sampled": recipe.eval.temperature}
         reports: dict[str, Any] = {}
         played: dict[str, list[Trajectory]] = {}
-        for name, temperature in passes.items():
-            played[name] = player.play(name, queries, temperature)
-            write_jsonl(work.make(f"trajectories-{name}", f"{name}.jsonl"), played[name])
-            reports[name] = player.report(queries, played[name], split)
-        if recipe.eval.transfer and checkpoint != "base":
-            reports |= _transfer(player, queries, split)
+        with closing(plugins.build("sampler", recipe.eval.rollouts).open(source)) as sampler:
+            player = _Player(recipe, run, work, stage.name, sampler)
+            for name, temperature in passes.items():
+                played[name] = player.play(name, queries, temperature)
+                write_jsonl(work.make(f"trajectories-{name}", f"{name}.jsonl"), played[name])
+                reports[name] = player.report(queries, played[name], split)
+            if recipe.eval.transfer and checkpoint != "base":
+                reports |= _transfer(player, queries, split)
         rows = [(name, row) for name, group in played.items() for row in group]
         write_jsonl(work.make("predictions", "predictions.jsonl"), [{"pass": n, **plain(player.prediction(r))} for n, r in rows])
         write_jsonl(work.make("scores", "scores.jsonl"), [{"pass": n, **plain(r.score)} for n, r in rows])
@@ -66,18 +67,16 @@ def _source(recipe: Recipe, work: Work, checkpoint: str) -> str:
 class _Player:
     """One model playing passes."""
 
-    def __init__(self, recipe: Recipe, run: Run, work: Work, stage: str, model: Any, renderer: Renderer) -> None:
+    def __init__(self, recipe: Recipe, run: Run, work: Work, stage: str, sampler: Sampler) -> None:
         self.recipe, self._run, self._work, self._stage = recipe, run, work, stage
-        self._model, self._renderer, self._world = model, renderer, build_world(recipe)
+        self._sampler, self._world = sampler, build_world(recipe)
 
     def play(self, name: str, queries: Sequence[Query], temperature: float, **world: Any) -> list[Trajectory]:
         """Every query once. `world` changes settings of the world that answers and judges."""
         settings = self.recipe.eval
         place = build_world(self.recipe, **world)
-        policy = HFPolicy(
-            self._model, self._renderer, settings.limits, temperature, settings.top_p if temperature else 1.0,
-            self.recipe.seed, self._stage,
-        )  # fmt: skip
+        top_p = settings.top_p if temperature else 1.0
+        policy = self._sampler.policy(Draws(settings.limits, temperature, top_p, self.recipe.seed, self._stage))
         rollout = Rollout(policy, place, settings.limits, partial(place.score, mode=settings.mode), batch=settings.in_flight)
         groups = [Group(query, 1, f"{name}/{query.id}") for query in queries]
         journal = self._work.directory / f"journal-{name}.jsonl"

@@ -43,6 +43,11 @@ TABLE: dict[str, dict[str, str]] = {
         "curriculum": "star.rewards:Curriculum",
         "staged": "star.rewards:Staged",
     },
+    "sampler": {
+        "hf": "star.train.samplers:HF",
+        "vllm": "star.train.samplers:VLLM",
+        "vllm_server": "star.train.samplers:VLLMServer",
+    },
 }
 
 GIVEN: dict[str, frozenset[str]] = {
@@ -50,11 +55,18 @@ GIVEN: dict[str, frozenset[str]] = {
     "policy": frozenset({"world"}),
     "algorithm": frozenset(),
     "reward": frozenset(),
+    "sampler": frozenset(),
 }
 """Constructor arguments that the caller supplies and that a recipe therefore cannot set."""
 
-HEAVY_MODULES = frozenset({"star.policies.hf", "star.policies.vllm", "star.train.teacher"})
+HEAVY_MODULES = frozenset({"star.policies.hf", "star.policies.vllm", "star.policies.vllm_server", "star.train.teacher"})
 """Modules that import torch: `check` looks at their names only."""
+
+_INSTALL = {
+    "": "Install it: pip install 'star-agents[train]', or pip install {}",
+    "vllm": "Install it: pip install 'star-agents[vllm]', then pip install 'star-agents[train]', since both pin transformers",
+}
+"""Missing package -> what to do."""
 
 _IMPORTABLE = "Name an importable package.module:Class"
 
@@ -68,8 +80,8 @@ def load(target: str) -> Any:
         missing = error.name or module
         if module == missing or module.startswith(missing + "."):
             raise UsageError(f"{target}: there is no module {missing!r}", _IMPORTABLE) from None
-        fix = f"Install it: pip install 'star-agents[train]', or pip install {missing.partition('.')[0]}"
-        raise StarError(f"{target} needs the package {missing!r}", fix) from None
+        package = missing.partition(".")[0]
+        raise StarError(f"{target} needs the package {missing!r}", _INSTALL.get(package, _INSTALL[""]).format(package)) from None
     if found is None:
         raise UsageError(f"{target}: module {module} has no {attribute!r}", _IMPORTABLE)
     return found

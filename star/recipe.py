@@ -159,6 +159,8 @@ class Rl:
     mask: list[Literal["turns", "tokens"]] = field(default_factory=lambda: ["turns", "tokens"])
     """Stops whose rollouts leave the loss and stay in the baseline of their group: STAR masks both limits. A model that runs in
     circles learns from `turns` only while that is not masked."""
+    rollouts: Spec = field(default_factory=lambda: {"name": "hf"})
+    """What samples the turns: hf (transformers), vllm (in this process) or vllm_server (see `star.train.samplers`)."""
     in_flight: int = 256
     """Rollouts sampled at a time, in whole groups."""
     eval_steps: int = 10
@@ -191,6 +193,7 @@ class Eval:
     """Of the sampled pass; the greedy pass is at 0."""
     top_p: float = 1.0
     limits: Limits = field(default_factory=Limits)
+    rollouts: Spec = field(default_factory=lambda: {"name": "hf"})
     in_flight: int = 128
     """Episodes sampled at a time."""
     bf16: bool = False
@@ -211,7 +214,14 @@ class Recipe:
 
 log = logging.getLogger(__name__)
 
-PLUGINS = {"world": "world", "synth.teacher": "policy", "rl.algo": "algorithm", "rl.reward": "reward"}
+PLUGINS = {
+    "world": "world",
+    "synth.teacher": "policy",
+    "rl.algo": "algorithm",
+    "rl.reward": "reward",
+    "rl.rollouts": "sampler",
+    "eval.rollouts": "sampler",
+}
 """Where a recipe names a plugin, and of which kind."""
 
 APPLIES = {

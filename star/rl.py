@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from star.records import read_jsonl, write_json, write_jsonl
 from star.rollout import Group, Rollout
 from star.stage import Work
 from star.train import model as models
-from star.train import ranks
+from star.train import ranks, together
 from star.train.arguments import steps
 from star.train.dev import Dev, Keep, Row, Told
 from star.train.grpo import Setup, StarGRPOTrainer
@@ -57,9 +58,10 @@ def rollouts(recipe: Recipe, run: Run, command: list[str]) -> Entry:
             for step, batch in enumerate(asked)
             for place, query in enumerate(batch)
         ]
-        rollout = trainer.rollout(trainer.policy(s.settings.temperature, s.seed), s.algorithm)
         journal = work.directory / "journal.jsonl"
-        rows = play(rollout, groups, journal, s.settings.queries, partial(run.progress, "rollouts"))
+        with closing(trainer):
+            rollout = trainer.rollout(trainer.policy(s.settings.temperature, s.seed), s.algorithm)
+            rows = play(rollout, groups, journal, s.settings.queries, partial(run.progress, "rollouts"))
         write_jsonl(work.make("groups", "groups.jsonl"), rows)
         work.rows("groups", len(rows))
         good = sum(row.score is not None and row.score.success for row in rows)
@@ -78,13 +80,14 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     keep = Keep(work.make("rollouts", "rollouts.jsonl"))
     trainer = _trainer(recipe, work, [dev, keep, Told(partial(progress, "rl")), Watch(lambda: dev.rows, recipe.rl.patience)])
     dev.trainer = keep.trainer = trainer
-    if recipe.rl.probe:
-        _narrow(trainer, work, progress)
-    _train(trainer, scratch)
+    with closing(trainer):
+        if recipe.rl.probe:
+            _narrow(trainer, work, progress)
+        _train(trainer, scratch)
     step = dev.best if dev.rows else trainer.state.global_step
     if not dev.rows:
         trainer.save_model(str(scratch / "last"))
-    ranks.wait()
+    together.wait()
     if ranks.rank():
         return
     model, tokenizer = models.load(dev.best_directory if dev.rows else scratch / "last", recipe.rl.bf16)
@@ -119,6 +122,7 @@ def _trainer(recipe: Recipe, work: Work, callbacks: list[Any]) -> StarGRPOTraine
         queries=_disjoint(work),
         seed=recipe.seed,
         recorded=recorded,
+        checkpoint=str(work.take("sft-checkpoint")),
     )
     scratch = work.directory / "trainer"
     scratch.mkdir(exist_ok=True)
@@ -180,6 +184,7 @@ def _play_dev(queries: Sequence[Query], trainer: StarGRPOTrainer) -> Row:
             return [group[0] for group in rollout.run([Group(query, 1, f"dev-{name}/{query.id}") for query in share])]
 
         rows = shared(played, queries)
+        trainer.rest()
         row[name] = sum(t.score is not None and t.score.success for t in rows) / max(1, len(rows))
     return {**row, "value": sum(row.values()) / len(row)}
 

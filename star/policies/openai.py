@@ -14,14 +14,13 @@ import random
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from http.client import HTTPException
 from typing import Any
 
 from star.actions import call_text
-from star.chat import KEY, PASSING
+from star.chat import PASSING, post
 from star.protocols import Conversation
 from star.types import Completion, ToolCall
 
@@ -143,15 +142,10 @@ class OpenAIPolicy:
         return json.dumps({**{k: v for k, v in wanted.items() if v is not None}, **self.extra}).encode()
 
     def _post(self, body: bytes, deadline: float) -> Mapping[str, Any]:
-        headers = {"Content-Type": "application/json"}
-        if os.environ.get(KEY):
-            headers["Authorization"] = f"Bearer {os.environ[KEY]}"
-        request = urllib.request.Request(f"{self.url}/chat/completions", body, headers)  # noqa: S310  # checked above
         patience = max(0.01, min(self.call_seconds, deadline - time.monotonic()))
         self._count(calls=1)
         try:
-            with urllib.request.urlopen(request, timeout=patience) as response:  # noqa: S310
-                value = json.loads(response.read())
+            value = json.loads(post(f"{self.url}/chat/completions", body, patience))
         except urllib.error.HTTPError as error:
             with error:
                 if error.code in PASSING:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,22 @@ from datasets import Dataset
 from transformers import PrinterCallback
 from trl import GRPOTrainer
 
-from star.policies.hf import HFPolicy
-from star.protocols import Algorithm, Reward, World
+from star import plugins
+from star.errors import StarError
+from star.protocols import Algorithm, Policy, Reward, World
 from star.recipe import Rl
 from star.rewards import COMPONENTS, components, value
 from star.rollout import Rollout
-from star.train import telemetry
+from star.train import model as models
+from star.train import ranks, telemetry, together
 from star.train.arguments import config, steps
 from star.train.credit import segment_ids, shared_mean
 from star.train.optimizer import MuonAdamW
 from star.train.order import EpochSampler
-from star.train.playing import Groups, Live, Recorded, Source
-from star.train.ranks import gathered
+from star.train.playing import Groups, GroupSource, Live, Recorded
+from star.train.samplers import Draws, Sampler, Source
 from star.train.scoring import compact, token_scores
+from star.train.together import gathered
 from star.train.tokens import Flat, Renderer
 from star.train.trie import regrouped
 from star.train.trie_scoring import Tries
@@ -65,6 +69,8 @@ class Setup:
     seed: int
     recorded: Recorded | None = None
     """Groups to train on instead of playing `queries`."""
+    checkpoint: str = ""
+    """Where the model comes from; samplers that have a copy of it open it there."""
 
 
 def component(name: str) -> Callable[..., list[float]]:
@@ -96,7 +102,7 @@ class StarGRPOTrainer(GRPOTrainer):
 
     def __init__(self, model: Any, setup: Setup, directory: Path, **kwargs: Any) -> None:
         self.setup = setup
-        self.source: Source = setup.recorded or self._live()
+        self.source: GroupSource = setup.recorded or self._live()
         self._asked: list[int] = []
         self._segments: list[list[int]] = []
         self._looked_at: torch.Tensor | None = None
@@ -146,15 +152,53 @@ class StarGRPOTrainer(GRPOTrainer):
         """Share of training that is done, 0-1: a pure function of the step."""
         return self.state.global_step / max(1, self.state.max_steps)
 
-    def policy(self, temperature: float, seed: int, name: str = "rl") -> HFPolicy:
-        """The model in training as a policy."""
-        model = self.accelerator.unwrap_model(self.model)
-        s = self.setup
-        forking = s.algorithm.roots(self.num_generations) < self.num_generations
-        patience = 0.0 if forking else HFPolicy.patience  # forks must not depend on what else is in flight
-        return HFPolicy(model, s.renderer, s.settings.limits, temperature, seed=seed, name=name, patience=patience)
+    @cached_property
+    def sampler(self) -> Sampler:
+        """What samples rollouts; opened when the first are asked for."""
+        s, model = self.setup, self.accelerator.unwrap_model(self.model)
+        spec = s.settings.rollouts
+        name, server = spec["name"], "Start a vLLM server and set rl.rollouts to vllm_server"
+        if together.sharded(self.accelerator) and name != "vllm_server":
+            # Its layers gather their weights together, so processes that sample unequally often would wait for each other.
+            raise StarError(f"rl.rollouts: {name} cannot sample from a model that is in shards over the processes", server)
+        if ranks.size() > 1 and name == "vllm":
+            raise StarError("rl.rollouts: vllm samples for one process only", f"{server}, or to hf")
+        vocabulary = model.config.get_text_config().vocab_size
+        context = s.settings.limits.context
+        source = Source(s.checkpoint, s.renderer, vocabulary, context, lambda: model, s.settings.bf16)
+        sampler: Sampler = plugins.build("sampler", spec).open(source)
+        return sampler
 
-    def rollout(self, policy: HFPolicy, algorithm: Algorithm | None) -> Rollout:
+    def close(self) -> None:
+        """Let go of what sampled rollouts."""
+        if "sampler" in vars(self):
+            self.sampler.close()
+
+    def rest(self) -> None:
+        """Leave the memory of the device to training."""
+        if "sampler" in vars(self):
+            self.sampler.rest()
+
+    def policy(self, temperature: float, seed: int, name: str = "rl") -> Policy:
+        """The model in training, as it is now, as a policy."""
+        s = self.setup
+        self._hand_over()
+        forking = s.algorithm.roots(self.num_generations) < self.num_generations
+        patience = 0.0 if forking else Draws.patience  # forks must not depend on what else is in flight
+        return self.sampler.policy(Draws(s.settings.limits, temperature, seed=seed, name=name, patience=patience))
+
+    def _hand_over(self) -> None:
+        """Have the sampler take over the weights as they are; a server takes them from the first process, for all."""
+        if together.sharded(self.accelerator):
+            weights = self.accelerator.get_state_dict(self.model).items()
+        else:
+            weights = models.weights(self.accelerator.unwrap_model(self.model))
+        sampler = self.sampler
+        if ranks.rank() == 0:
+            sampler.update(weights)
+        together.wait()
+
+    def rollout(self, policy: Policy, algorithm: Algorithm | None) -> Rollout:
         s = self.setup
         return Rollout(policy, s.world, s.settings.limits, s.judge, algorithm, s.settings.in_flight)
 
@@ -180,7 +224,9 @@ class StarGRPOTrainer(GRPOTrainer):
 
     def play(self) -> Groups:
         """The groups of the current batch, in the order in which TRL asked for them."""
-        return self.source.groups(self._asked[:: self.num_generations], self.state.global_step)
+        groups = self.source.groups(self._asked[:: self.num_generations], self.state.global_step)
+        self.rest()
+        return groups
 
     def value(self, row: Trajectory) -> float:
         """The reward of a rollout at this moment of training."""
@@ -286,7 +332,7 @@ class StarGRPOTrainer(GRPOTrainer):
             self.kept.append({"step": self.state.global_step, "label": label, "reward": self.value(row), "trajectory": row})
 
 
-def _dataset(source: Source) -> Dataset:
+def _dataset(source: GroupSource) -> Dataset:
     return Dataset.from_list([{"prompt": source.prompt(number), "group": number} for number in range(len(source))])
 
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Trainer, TrainerState, set_seed
+from peft.tuners.lora import LoraLayer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Trainer, TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging as transformers_logging
 
 from star.errors import StarError
 from star.recipe import Lora
-from star.train import ranks
+from star.train import ranks, together
+from star.train.samplers import Source
+from star.train.tokens import Renderer
 from star.types import Checkpoint
 
 ADAPTER = "adapter_config.json"
@@ -34,10 +39,10 @@ def last_checkpoint(directory: Path) -> str | None:
     """The trainer checkpoint to go on from, if there is one. A checkpoint that was cut off while it was written goes."""
     last: str | None = get_last_checkpoint(str(directory))
     while last is not None and not _whole(Path(last)):
-        ranks.wait()  # all processes have looked before the first one removes it
+        together.wait()  # all processes have looked before the first one removes it
         if ranks.rank() == 0:
             shutil.rmtree(last)
-        ranks.wait()
+        together.wait()
         last = get_last_checkpoint(str(directory))
     if last:
         logger.info("going on from %s", Path(last).name)
@@ -71,26 +76,70 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load(source: str | Path, bf16: bool = False) -> tuple[PreTrainedModel, Any]:
-    """A causal language model and its tokenizer from a directory or the hub; a LoRA checkpoint is merged into its base."""
-    transformers_logging.disable_progress_bar()
-    dtype = torch.bfloat16 if bf16 else torch.float32
+def tokenizer(source: str | Path) -> Any:
+    """The tokenizer of a model, with a chat template and an id to pad with."""
+    with _readable(source):
+        found = AutoTokenizer.from_pretrained(str(source))
+    if found.chat_template is None:
+        raise StarError(f"the tokenizer of {str(source)!r} has no chat template", "Use an instruction-tuned model")
+    if found.pad_token_id is None:
+        found.pad_token = found.eos_token
+    return found
+
+
+@contextmanager
+def _readable(source: str | Path) -> Iterator[None]:
+    """Turns what transformers raises over an unreadable model into the error for a person."""
     try:
-        adapter = Path(source) / ADAPTER
-        base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else str(source)
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-        if adapter.is_file():
-            model = PeftModel.from_pretrained(model, str(source)).merge_and_unload()
-        tokenizer = AutoTokenizer.from_pretrained(str(source))
+        yield
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         fix = "Give a directory with config.json, weights and tokenizer, or a model name on the hub"
         raise StarError(f"cannot load the model {str(source)!r}: {reason}", fix) from None
-    if tokenizer.chat_template is None:
-        raise StarError(f"the tokenizer of {str(source)!r} has no chat template", "Use an instruction-tuned model")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return model.to(device()), tokenizer
+
+
+def _base(source: str | Path) -> tuple[str, bool]:
+    """The model below a checkpoint, and whether the checkpoint is a LoRA adapter over it."""
+    adapter = Path(source) / ADAPTER
+    if not adapter.is_file():
+        return str(source), False
+    return str(json.loads(adapter.read_text())["base_model_name_or_path"]), True
+
+
+def load(source: str | Path, bf16: bool = False) -> tuple[PreTrainedModel, Any]:
+    """A causal language model and its tokenizer from a directory or the hub; a LoRA checkpoint is merged into its base."""
+    transformers_logging.disable_progress_bar()
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    with _readable(source):
+        base, adapted = _base(source)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        if adapted:
+            model = PeftModel.from_pretrained(model, str(source)).merge_and_unload()
+    return model.to(device()), tokenizer(source)
+
+
+def source(path: str | Path, context: int, bf16: bool = False) -> Source:
+    """A checkpoint to sample from; its weights are loaded when the model is asked for."""
+    with _readable(path):
+        vocabulary = AutoConfig.from_pretrained(_base(path)[0]).get_text_config().vocab_size
+    return Source(str(path), Renderer(tokenizer(path)), vocabulary, context, lambda: load(path, bf16)[0], bf16)
+
+
+@torch.no_grad()
+def weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors as `save` would write them, without touching the model: adapters are added to copies, and what is
+    shared, such as a tied head, comes once."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    layers = {name: layer for name, layer in base.named_modules() if isinstance(layer, LoraLayer)}
+    seen: set[int] = set()
+    for name, tensor in base.state_dict().items():
+        owner, adapted, last = name.rpartition(".base_layer.")
+        if ".lora_" in name or tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        layer = layers[owner] if adapted and last == "weight" else None
+        merged = tensor if layer is None else tensor + layer.get_delta_weight(layer.active_adapters[0])
+        yield f"{owner}.{last}" if adapted else name, merged
 
 
 def lora(model: PreTrainedModel, settings: Lora) -> Any:

@@ -14,13 +14,14 @@ from star.protocols import Algorithm
 from star.records import read_jsonl
 from star.rollout import Group, Rollout
 from star.train.order import EpochSampler
-from star.train.ranks import dealt, gathered, rank
+from star.train.ranks import dealt, rank
+from star.train.together import gathered
 from star.types import Mode, Query, Trajectory
 
 Groups = list[list[Trajectory]]
 
 
-class Source(Protocol):
+class GroupSource(Protocol):
     """Groups by number. An epoch has `len` of them."""
 
     recorded: bool

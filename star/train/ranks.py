@@ -6,9 +6,6 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
-from accelerate import PartialState
-from accelerate.utils import gather_object
-
 T = TypeVar("T")
 
 
@@ -20,17 +17,6 @@ def size() -> int:
 def rank() -> int:
     """The number of this process, 0 for the one that writes."""
     return int(os.environ.get("RANK", "0"))
-
-
-def wait() -> None:
-    """Until all processes are here."""
-    if size() > 1:
-        PartialState().wait_for_everyone()
-
-
-def gathered(values: Sequence[T]) -> list[T]:
-    """What all processes have, in the order of their numbers. All must ask at the same point of their work."""
-    return list(gather_object(list(values))) if size() > 1 else list(values)
 
 
 def dealt(values: Sequence[T]) -> Sequence[T]:

@@ -16,8 +16,9 @@ from star.errors import DataError, UsageError
 from star.recipe import Sft
 from star.train.model import finish, seeded
 from star.train.optimizer import MuonAdamW
-from star.train.ranks import size, wait
+from star.train.ranks import size
 from star.train.scoring import compact, token_scores
+from star.train.together import wait
 from star.train.tokens import Renderer
 from star.types import Example
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
+from typing import Any
 
-from star.policies.hf import HFPolicy
-from star.protocols import Conversation
+from star import plugins
+from star.protocols import Conversation, Policy
 from star.recipe import Limits
-from star.train.model import load
-from star.train.tokens import Renderer
+from star.train import model as models
+from star.train.samplers import Draws, Sampler
 from star.types import Completion
 
 
@@ -27,17 +28,20 @@ class LocalTeacher:
     context: int = 32768
     seed: int = 0
     bf16: bool = False
+    rollouts: dict[str, Any] = field(default_factory=lambda: {"name": "hf"})
+    """What samples the turns, as `rl.rollouts`."""
     name: str = "local"
 
     def __post_init__(self) -> None:
         if self.temperature < 0 or not 0 < self.top_p <= 1 or not 0 < self.turn_tokens < self.context:
             raise ValueError("temperature >= 0, 0 < top_p <= 1 and 0 < turn_tokens < context must hold")
+        plugins.check("sampler", self.rollouts, "rollouts")
 
     @cached_property
-    def _policy(self) -> HFPolicy:
-        model, tokenizer = load(self.model, self.bf16)
+    def _policy(self) -> Policy:
+        sampler: Sampler = plugins.build("sampler", self.rollouts).open(models.source(self.model, self.context, self.bf16))
         limits = Limits(turn_tokens=self.turn_tokens, context=self.context)
-        return HFPolicy(model, Renderer(tokenizer), limits, self.temperature, self.top_p, self.seed, self.name)
+        return sampler.policy(Draws(limits, self.temperature, self.top_p, self.seed, self.name))
 
-    def complete(self, conversations: Sequence[Conversation]) -> list[Completion | None]:
+    def complete(self, conversations: Sequence[Conversation]) -> Sequence[Completion | None]:
         return self._policy.complete(conversations)

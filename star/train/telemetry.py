@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from star.errors import StarError
-from star.train.ranks import gathered
+from star.train.together import gathered
 from star.types import Stop, Trajectory
 
 STOPS: tuple[Stop, ...] = ("answer", "turns", "tokens", "format", "error")
@@ -66,5 +66,6 @@ def check_gap(mean: float, limit: float) -> None:
     if mean > limit:
         raise StarError(
             f"sampler and trainer differ by {mean:.3g} in log-probability a token, over rl.max_gap = {limit:g}",
-            "The rollouts are not the policy's own: a backend with other weights or another temperature; or raise rl.max_gap",
+            "The rollouts are not the policy's own: what samples them (rl.rollouts) has other weights, as where it did not take "
+            "over the latest step, another precision or another temperature; or raise rl.max_gap",
         )

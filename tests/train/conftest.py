@@ -139,13 +139,13 @@ def make(student: Any, renderer: Renderer, tmp_path: Path) -> Make:
 
     def make(
         algorithm: Algorithm, world: OrchardWorld | None = None, reward: Any = None, count: int = 8, model: Any = student,
-        **rl: Any,
+        checkpoint: str = "", **rl: Any,
     ) -> Any:  # fmt: skip
         place = world or OrchardWorld()
         limits = rl.pop("limits", Limits(turns=4, turn_tokens=12, context=300))
         settings = Rl(**{"group": 4, "queries": 2, "micro_batch": 4, "steps": 4, "lr": 1e-3, "limits": limits, **rl})
         queries = place.queries("rl", count, 0)
-        setup = Setup(settings, place, place.score, algorithm, reward or Sum(), renderer, queries, seed=0)
+        setup = Setup(settings, place, place.score, algorithm, reward or Sum(), renderer, queries, 0, checkpoint)
         return StarGRPOTrainer(model, setup, tmp_path / "trainer")
 
     return make

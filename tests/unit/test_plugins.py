@@ -87,7 +87,7 @@ def test_a_wrong_spec_lists_the_right_ones(spec: dict[str, object], message: str
 
 
 def test_an_unknown_kind_lists_the_kinds() -> None:
-    with pytest.raises(UsageError, match="Known: algorithm, policy, reward, world"):
+    with pytest.raises(UsageError, match="Known: algorithm, policy, reward, sampler, world"):
         plugins.check("juror", {"name": "x"})
 
 

@@ -1,0 +1,30 @@
+"""What the processes of a training do together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, gather_object
+
+from star.train.ranks import size
+
+T = TypeVar("T")
+
+
+def sharded(accelerator: Accelerator) -> bool:
+    """Whether no process holds the whole model: FSDP, or DeepSpeed's third stage."""
+    stage = getattr(accelerator.state.deepspeed_plugin, "zero_stage", 0)
+    return bool(accelerator.distributed_type == DistributedType.FSDP or stage == 3)
+
+
+def wait() -> None:
+    """Until all processes are here."""
+    if size() > 1:
+        PartialState().wait_for_everyone()
+
+
+def gathered(values: Sequence[T]) -> list[T]:
+    """What all processes have, in the order of their numbers. All must ask at the same point of their work."""
+    return list(gather_object(list(values))) if size() > 1 else list(values)
