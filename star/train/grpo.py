@@ -190,7 +190,7 @@ class StarGRPOTrainer(GRPOTrainer):
     def _hand_over(self) -> None:
         """Have the sampler take over the weights as they are; a server takes them from the first process, for all."""
         if together.sharded(self.accelerator):
-            weights = self.accelerator.get_state_dict(self.model).items()
+            weights = models.distinct(self.accelerator.get_state_dict(self.model))
         else:
             weights = models.weights(self.accelerator.unwrap_model(self.model))
         sampler = self.sampler

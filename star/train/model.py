@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,15 +131,22 @@ def weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     shared, such as a tied head, comes once."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     layers = {name: layer for name, layer in base.named_modules() if isinstance(layer, LoraLayer)}
-    seen: set[int] = set()
-    for name, tensor in base.state_dict().items():
+    for name, tensor in distinct(base.state_dict()):
         owner, adapted, last = name.rpartition(".base_layer.")
-        if ".lora_" in name or tensor.data_ptr() in seen:
+        if ".lora_" in name:
             continue
-        seen.add(tensor.data_ptr())
         layer = layers[owner] if adapted and last == "weight" else None
         merged = tensor if layer is None else tensor + layer.get_delta_weight(layer.active_adapters[0])
         yield f"{owner}.{last}" if adapted else name, merged
+
+
+def distinct(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a state; what two names share comes once, under the first."""
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            yield name, tensor
 
 
 def lora(model: PreTrainedModel, settings: Lora) -> Any:

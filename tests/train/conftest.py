@@ -145,7 +145,7 @@ def make(student: Any, renderer: Renderer, tmp_path: Path) -> Make:
         limits = rl.pop("limits", Limits(turns=4, turn_tokens=12, context=300))
         settings = Rl(**{"group": 4, "queries": 2, "micro_batch": 4, "steps": 4, "lr": 1e-3, "limits": limits, **rl})
         queries = place.queries("rl", count, 0)
-        setup = Setup(settings, place, place.score, algorithm, reward or Sum(), renderer, queries, 0, checkpoint)
+        setup = Setup(settings, place, place.score, algorithm, reward or Sum(), renderer, queries, 0, checkpoint=checkpoint)
         return StarGRPOTrainer(model, setup, tmp_path / "trainer")
 
     return make

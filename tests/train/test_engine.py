@@ -34,6 +34,7 @@ from star.protocols import Conversation
 from star.recipe import Limits, Lora, load
 from star.rollout import Group, Rollout
 from star.train import model as models
+from star.train import together
 from star.train.grpo import StarGRPOTrainer
 from star.train.samplers import Copied, Draws, Sampler, Source
 from star.train.tokens import Renderer
@@ -400,6 +401,22 @@ def test_training_against_a_server(server: Server, checkpoint: Path, make: Make)
     gaps = [row["sampling/logprob_gap_max"] for row in trainer.state.log_history if "sampling/logprob_gap_max" in row]
     assert len(gaps) == 2 and max(gaps) < 1e-4
     assert server.asked["/collective_rpc"] == server.asked["/reset_prefix_cache"] == 3, "at the start and before each batch"
+
+
+@pytest.mark.parametrize("name", ["hf", "vllm"])
+def test_a_model_in_shards_is_sampled_by_a_server_only(make: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(together, "sharded", lambda accelerator: True)
+    with pytest.raises(StarError, match=r"cannot sample from a model that is in shards .* rl.rollouts to vllm_server"):
+        make(GRPO(), rollouts={"name": name}).policy(1.0, 0)
+
+
+def test_a_server_takes_the_whole_weights_of_a_model_in_shards(
+    server: Server, checkpoint: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make(GRPO(), steps=2, rollouts=over_http(server), checkpoint=str(checkpoint))
+    monkeypatch.setattr(together, "sharded", lambda accelerator: True)
+    trainer.train()
+    assert max(row["sampling/logprob_gap"] for row in trainer.state.log_history if "sampling/logprob_gap" in row) < 1e-4
 
 
 def test_weights_are_those_that_are_saved(student: Any, renderer: Renderer, tmp_path: Path) -> None:
