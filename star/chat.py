@@ -85,12 +85,6 @@ class Client:
         threading.Thread(target=_run, args=(self._loop,), name="chat", daemon=True).start()
         weakref.finalize(self, _close, self._loop, self._api)
 
-    @property
-    def spent(self) -> bool:
-        """Whether the budget is used up."""
-        limit = self.endpoint.max_cost
-        return limit is not None and self.usage.dollars >= limit
-
     def ask(self, system: str, user: str) -> str:
         """The text of the reply to one question. Raises NoReply."""
         return self.begin([Message("system", system), Message("user", user)]).result().text
@@ -125,7 +119,7 @@ class Client:
     async def _try(self, rows: list[dict[str, str]]) -> Reply:
         """One call, within its own time. Raises _Passing or _Final."""
         async with self._slots:
-            if self.spent:
+            if self.usage.reached(self.endpoint.max_cost):
                 raise _Final(OVER_BUDGET)
             self.usage.calls += 1
             try:

@@ -24,6 +24,10 @@ class Usage:
     completion_tokens: int = 0
     dollars: float = 0.0
 
+    def reached(self, limit: float | None) -> bool:
+        """Whether a budget in dollars is used up."""
+        return limit is not None and self.dollars >= limit
+
 
 @dataclass
 class Endpoint:

@@ -37,6 +37,8 @@ class Stage:
     """Kinds of its outputs."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Keyword arguments of the room."""
+    grows: tuple[str, ...] = ()
+    """Of `settings` and "inputs.LABEL", what may change without loss of what was done before."""
 
 
 def stages(recipe: Recipe) -> tuple[Stage, ...]:
@@ -54,6 +56,7 @@ def stages(recipe: Recipe) -> tuple[Stage, ...]:
         ("world", "synth.teacher", "synth.samples", "synth.max_queries", "synth.mode"),
         {"queries-train": "queries"},
         ("trajectories", "dataset", "card"),
+        grows=("synth.samples", "synth.max_queries", "synth.mode", "synth.teacher.max_cost", "inputs.queries-train"),
     )
     sft = Stage(
         "sft",
@@ -108,7 +111,7 @@ def job(recipe: Recipe, stage: Stage | str, command: list[str]) -> Job:
     config = _slice(effective(recipe), stage.settings)
     if stage.arguments.get("checkpoint", "base") not in CHECKPOINTS:
         config["checkpoint"] = str(Path(stage.arguments["checkpoint"]).resolve())
-    return Job(stage.name, command, config, dict(stage.takes), recipe.seed)
+    return Job(stage.name, command, config, dict(stage.takes), recipe.seed, stage.grows)
 
 
 def report_job(run: Run, command: list[str]) -> Job:

@@ -20,11 +20,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One query to be played `size` times; rollout ids are `key/0`, `key/1`, ..."""
+    """One query to be played `size` times; rollout ids are `key/first`, `key/first+1`, ..."""
 
     query: Query
     size: int
     key: str
+    first: int = 0
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class _Party:
 
     def next_id(self) -> str:
         self.begun += 1
-        return f"{self.group.key}/{self.begun - 1}"
+        return f"{self.group.key}/{self.group.first + self.begun - 1}"
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ class Rollout:
         not begin, since it was `enough`, has none."""
         waiting = list(reversed(groups))
         parties: list[_Party] = []
-        done: dict[str, list[Trajectory]] = {}
+        done: dict[tuple[str, int], list[Trajectory]] = {}
         while waiting or parties:
             while waiting and (not parties or self._flying(parties) + waiting[-1].size <= self.batch):
                 if self.enough():
@@ -99,9 +100,9 @@ class Rollout:
                     continue
                 parties.remove(party)
                 order = sorted(party.ended, key=lambda t: int(t.id.rsplit("/", 1)[1]))
-                done[party.group.key] = order
+                done[party.group.key, party.group.first] = order
                 self.ended(order)
-        return [done.get(group.key, []) for group in groups]
+        return [done.get((group.key, group.first), []) for group in groups]
 
     @staticmethod
     def _flying(parties: Sequence[_Party]) -> int:

@@ -50,7 +50,7 @@ class OpenAIPolicy(Endpoint):
     @property
     def spent(self) -> bool:
         """Whether the budget is used up."""
-        return self.max_cost is not None and self.usage.dollars >= self.max_cost
+        return self.usage.reached(self.max_cost)
 
     @cached_property
     def _client(self) -> Any:

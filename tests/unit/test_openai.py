@@ -151,9 +151,13 @@ def teacher(server: Server, **settings: Any) -> OpenAIPolicy:
     return plugins.build("policy", {"name": "openai", **usual, **settings})  # type: ignore[no-any-return]
 
 
+def cut(row: Trajectory) -> bool:
+    return row.error == OVER_BUDGET
+
+
 def run(policy: OpenAIPolicy, journal: Path, batch: int = 64) -> list[Trajectory]:
     rollout = Rollout(policy, WORLD, Limits(), WORLD.score, batch=batch, enough=lambda: policy.spent)
-    return [row for rows in play_singly(rollout, GROUPS, journal, lambda rows: None) for row in rows]
+    return [row for rows in play_singly(rollout, GROUPS, journal, cut=cut).tries for row in rows]
 
 
 def test_every_query_ends_as_exactly_one_row_whatever_the_server_does(serve: Any, tmp_path: Path) -> None:
@@ -217,6 +221,20 @@ def test_tokens_are_paid_for_and_spending_stops(serve: Any, tmp_path: Path) -> N
     cut = [row for row in rows if row.stop == "error"]
     assert {row.error for row in cut} <= {OVER_BUDGET} and len(cut) <= 4, "those in flight"
     assert 4 < len(rows) < COUNT and all(row.stop == "answer" for row in rows if row not in cut), "no further query begins"
+
+
+def test_episodes_that_a_budget_cut_short_go_on_from_their_last_turn(serve: Any, tmp_path: Path) -> None:
+    server, prices = serve(), {"price_in": 10.0, "price_out": 100.0}
+    first = teacher(server, max_cost=0.05, **prices)
+    short = [row for row in run(first, tmp_path / "j.jsonl") if cut(row)]
+    assert any(len(row.turns) > 1 for row in short), "some had begun to speak"
+    second = teacher(server, max_cost=10.0, **prices)
+    second.usage = first.usage
+    rows = run(second, tmp_path / "j.jsonl")
+    whole = run(teacher(serve()), tmp_path / "other.jsonl")
+    assert [to_json(row) for row in rows] == [to_json(row) for row in whole]
+    assert server.faults.total() == 2 * COUNT == second.usage.calls, "every turn was paid once"
+    assert second.usage.dollars == pytest.approx(2 * COUNT * 0.002)
 
 
 def test_an_episode_has_a_time_limit(serve: Any, tmp_path: Path) -> None:
