@@ -123,6 +123,15 @@ def export_dataset(wanted: Exporting) -> None:
     _show("star.dataset:exported", plugins.load("star.dataset:export")(wanted), wanted.as_json)
 
 
+@synth_app.command()
+def stats(
+    run: Annotated[Path, typer.Option("--run", help="Run directory whose dataset it is.")] = Path("runs/demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Show what the dataset of a run is like: what was kept and why not, lengths, tokens, wording."""
+    _show("star.corpus:tables", plugins.load("star.corpus:show")(run), as_json)
+
+
 @app.command()
 @spread
 def sft(

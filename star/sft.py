@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from star.corpus import spread
 from star.manifest import Entry, Run
 from star.pipeline import job
 from star.recipe import Recipe, build_world
@@ -32,14 +33,15 @@ def sft(recipe: Recipe, run: Run, command: list[str]) -> Entry:
         log, steps = trainer.train(model, renderer, data, recipe.sft, scratch, recipe.seed, partial(run.progress, "sft"))
         models.save(model, tokenizer, work.make("sft-checkpoint", "model"), recipe.sft.model, steps)
         write_json(work.make("sft-log", "log.json"), log)
-        tokens = sum(len(row["input_ids"]) for row in data)
-        trained = sum(label != -100 for row in data for label in row["labels"])
+        tokens = [len(row["input_ids"]) for row in data]
+        trained = [sum(label != -100 for label in row["labels"]) for row in data]
         work.metrics.update(
             steps=steps,
             conversations=len(data),
             dropped_for_length=dropped,
-            tokens=tokens,
-            trained_tokens=trained,
+            tokens=sum(tokens),
+            trained_tokens=sum(trained),
+            conversation={"tokens": spread(tokens), "trained_tokens": spread(trained)},
             vocabulary=len(tokenizer),
             parameters=sum(p.numel() for p in model.parameters()),
             loss=next((row["loss"] for row in reversed(log) if "loss" in row), None),

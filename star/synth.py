@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from star import plugins
-from star.dataset import best, card, example, statistics
+from star.corpus import MEASURES, statistics
+from star.dataset import best, card, example
 from star.endpoint import OVER_BUDGET
 from star.errors import StarError
 from star.journal import play_singly
@@ -71,7 +72,7 @@ def trajectories(recipe: Recipe, run: Run, command: list[str]) -> Entry:
         write_jsonl(work.make("dataset", "dataset.jsonl"), map(example, kept))
         work.rows("dataset", len(kept))
         settings = {"teacher": recipe.synth.teacher, "mode": recipe.synth.mode, "world": recipe.world, "seed": recipe.seed}
-        write_text(work.make("card", "README.md"), card(recipe.name, found, settings))
+        write_text(work.make("card", "README.md"), card(recipe.name, found, settings, MEASURES))
         teacher.forget(spare)
 
     return run.perform(job(recipe, "trajectories", command), body)

@@ -33,6 +33,7 @@ LAYERS = [
     {
         "pipeline",
         "dataset",
+        "corpus",
         "synth",
         "draw",
         "sft",
