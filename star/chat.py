@@ -61,7 +61,7 @@ class Reply:
     thought: str
     """Reasoning that the server handed over apart from the text; empty if it did not."""
     call: ToolCall | None
-    """A native tool call that came without text."""
+    """The first native tool call, unless the text holds one."""
     finish: Finish
     tokens: int | None
     """Tokens of the reply as the server counted them, all reasoning included; None if it did not say."""
@@ -152,7 +152,7 @@ class Client:
             text = message.content or ""
             thought = next((t for name in REASONING if isinstance(t := getattr(message, name, None), str)), "").strip()
             call = None
-            if not text.strip() and message.tool_calls:
+            if message.tool_calls and "<tool_call>" not in text:
                 function: Any = message.tool_calls[0].function
                 call = ToolCall(str(function.name), dict(json.loads(function.arguments)))
             finish: Finish = "length" if choice.finish_reason == "length" else "stop"

@@ -7,6 +7,7 @@ query is a row that says why.
 from __future__ import annotations
 
 import concurrent.futures as futures
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -19,6 +20,8 @@ from star.endpoint import Endpoint, NoReply, OutOfTime, Usage
 from star.errors import UsageError
 from star.protocols import Conversation
 from star.types import Completion, Message
+
+TAGS = re.compile(r"</?(?:think|answer)>")
 
 
 @dataclass
@@ -57,7 +60,7 @@ class OpenAIPolicy(Endpoint):
         return plugins.load("star.chat:Client")(self, self.usage)
 
     def _turn(self, call: futures.Future[Any]) -> Completion:
-        """A reply as a turn, its reasoning as thoughts and its native tool call as text."""
+        """A reply as a turn, its reasoning, and what stands beside a native tool call, as thoughts."""
         try:
             reply = call.result()
         except OutOfTime as error:
@@ -66,7 +69,8 @@ class OpenAIPolicy(Endpoint):
         except NoReply as error:
             return Completion("", finish="error", error=error.reason)
         if reply.call is not None:
-            text = call_text(reply.thought, reply.call)
+            beside = TAGS.sub("", reply.text).strip()
+            text = call_text("\n".join(part for part in (reply.thought, beside) if part), reply.call)
         elif reply.thought and "<think>" not in reply.text:
             text = f"<think>{reply.thought}</think>\n{reply.text.strip()}"
         else:

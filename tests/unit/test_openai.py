@@ -252,6 +252,14 @@ def test_an_episode_has_a_time_limit(serve: Any, tmp_path: Path) -> None:
             {"content": None, "tool_calls": [{"function": {"name": "SearchCity", "arguments": '{"state": "Ohio"}'}}]},
             '<think></think>\n<tool_call>{"name": "SearchCity", "arguments": {"state": "Ohio"}}</tool_call>',
         ),
+        (
+            {
+                "content": "<think>hm</think> I search.",
+                "reasoning_content": "so",
+                "tool_calls": [{"function": {"name": "SearchCity", "arguments": '{"state": "Ohio"}'}}],
+            },
+            '<think>so\nhm I search.</think>\n<tool_call>{"name": "SearchCity", "arguments": {"state": "Ohio"}}</tool_call>',
+        ),
     ],
 )
 def test_replies_become_turns(serve: Any, message: dict[str, Any], text: str) -> None:
