@@ -37,6 +37,8 @@ LONGEST_WAIT = 60.0
 """Seconds between two tries at most, unless the server asks for more."""
 PATIENCE = 600.0
 """Seconds that a server may ask to wait; one that asks for more gives no reply."""
+LONGEST_REASON = 300
+"""Characters of a failure's reason that are kept."""
 REASONING = ("reasoning_content", "reasoning")
 """Fields in which servers hand over the reasoning apart from the reply."""
 
@@ -111,8 +113,8 @@ class Client:
         except TimeoutError:
             raise self._lost(OutOfTime, last[-1] if last else "no reply yet") from None
         except _Passing as error:
-            tries = f"; {self.endpoint.tries} tries" if self.endpoint.tries > 1 else ""
-            raise self._lost(NoReply, f"{error}{tries}") from None
+            tries = f"{self.endpoint.tries} tries: " if self.endpoint.tries > 1 else ""
+            raise self._lost(NoReply, f"{tries}{error}") from None
         except _Final as error:
             raise self._lost(NoReply, str(error)) from None
 
@@ -151,11 +153,11 @@ class Client:
             message = choice.message
             text = message.content or ""
             thought = next((t for name in REASONING if isinstance(t := getattr(message, name, None), str)), "").strip()
+            finish: Finish = "length" if choice.finish_reason == "length" else "stop"
             call = None
-            if message.tool_calls and "<tool_call>" not in text:
+            if message.tool_calls and "<tool_call>" not in text and finish == "stop":
                 function: Any = message.tool_calls[0].function
                 call = ToolCall(str(function.name), dict(json.loads(function.arguments)))
-            finish: Finish = "length" if choice.finish_reason == "length" else "stop"
             empty = not text.strip() and call is None and finish == "stop"
         except (AttributeError, IndexError, TypeError, ValueError):
             raise _Passing("what it answers is no chat completion") from None
@@ -188,14 +190,14 @@ class Client:
         return kind(self.endpoint, self._clean(reason))
 
     def _clean(self, reason: str) -> str:
-        """A reason without the key, should a server repeat it."""
-        return reason.replace(self._key, "***") if self._key else reason
+        """A reason of a decent length, without the key, should a server repeat it."""
+        return (reason.replace(self._key, "***") if self._key else reason)[:LONGEST_REASON]
 
 
 def _refusal(error: APIStatusError) -> Exception:
     """What an HTTP status means for the next try."""
     body = error.body if isinstance(error.body, dict) else {}
-    reason = f"HTTP {error.status_code} {str(body.get('message') or '')[:200]}".strip()
+    reason = f"HTTP {error.status_code} {body.get('message') or ''}".strip()
     wait = _seconds(error.response.headers.get("retry-after"))
     passing = error.status_code in PASSING or error.status_code >= 500
     if not passing or wait > PATIENCE or EXHAUSTED in (body.get("code"), body.get("type")):

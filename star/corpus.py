@@ -49,7 +49,7 @@ def statistics(played: Sequence[Trajectory], kept: Sequence[Trajectory], asked: 
         "by_difficulty": _shares(tried, taken, lambda query: query.difficulty),
         "by_days": _shares(tried, taken, lambda query: f"{query.days} days"),
         "stops": dict(Counter(row.stop for row in played).most_common()),
-        "failed_for": dict(Counter(row.error for row in played if row.error).most_common(REASONS)),
+        "failed_for": dict(Counter(" ".join(row.error.split()) for row in played if row.error).most_common(REASONS)),
         "rejected_for": dict(Counter(reason for row in played for reason in faults(row)).most_common()),
         "turns": spread([len(row.turns) for row in kept]),
         "tool_calls": spread([sum(turn.call is not None for turn in row.turns) for row in kept]),

@@ -50,7 +50,7 @@ def card(name: str, found: Mapping[str, Any], settings: Mapping[str, Any], measu
     """The data card, in Markdown, with the front matter that the Hugging Face Hub reads; `measures` are rows of its table."""
     environment = Environment(
         loader=PackageLoader("star", "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        autoescape=False,  # noqa: S701  # Markdown; nothing of a model or a world stands in it
+        autoescape=False,  # noqa: S701  # Markdown; what servers said stands in code spans
     )  # fmt: skip
     return environment.get_template("card.md.j2").render(name=name, found=found, settings=settings, measures=measures)
 

@@ -96,6 +96,7 @@ class _Play:
             self._teacher.usage = parse(type(self._teacher.usage), read_json(self._spent), str(self._spent))
         judge = partial(self._world.score, mode=self._synth.mode)
         rollout = Rollout(self._teacher, self._world, Limits(), judge, enough=lambda: getattr(self._teacher, "spent", False))
+        rollout.batch = getattr(self._teacher, "concurrency", rollout.batch)
         groups = [Group(query, self._synth.samples, f"teacher/{query.id}") for query in asked]
         total = sum(group.size for group in groups)
 

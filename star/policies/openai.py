@@ -21,7 +21,7 @@ from star.errors import UsageError
 from star.protocols import Conversation
 from star.types import Completion, Message
 
-TAGS = re.compile(r"</?(?:think|answer)>")
+TAGS = re.compile(r"</?think>")
 
 
 @dataclass

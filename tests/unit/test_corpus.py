@@ -53,9 +53,9 @@ def test_tokens_are_counted_by_the_teacher_or_not_at_all(completions: list[Compl
 
 
 def test_failures_are_counted_by_their_reasons() -> None:
-    played = [row("a", [Completion("")], error=f"HTTP {number // 4}") for number in range(100)]
+    played = [row("a", [Completion("")], error=f"HTTP\n{number // 4}") for number in range(100)]
     found = statistics(played, [], QUERIES)
-    assert len(found["failed_for"]) == 10 and set(found["failed_for"].values()) == {4}
+    assert len(found["failed_for"]) == 10 and "HTTP 3" in found["failed_for"] and set(found["failed_for"].values()) == {4}
     assert (found["accepted"], found["kept"], found["rejected_for"]) == (0, 0, {"unjudged": 100})
     assert found["by_difficulty"] == {"easy": {"queries": 1, "kept": 0}} and found["turns"] == {}
 

@@ -176,7 +176,7 @@ def test_a_call_that_keeps_failing_is_a_row_with_its_error(serve: Any, tmp_path:
     rows = run(teacher(serve(0.6, faults=[name for name in FAULTS if name != "hang"]), tries=2), tmp_path / "j.jsonl")
     assert [row.query_id for row in rows] == [query.id for query in QUERIES]
     failed = [row for row in rows if row.stop == "error"]
-    assert len(failed) > 30 and all("; 2 tries" in str(row.error) for row in failed)
+    assert len(failed) > 30 and all("2 tries: " in str(row.error) for row in failed)
     assert all(row.score is not None and row.score.success for row in rows if row.stop != "error")
 
 
@@ -292,9 +292,10 @@ def test_a_key_is_written_nowhere(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     caplog.set_level("DEBUG")
+    caplog.set_level("DEBUG", logger="star")
     leaky = serve(script=[(500, {}, {"error": {"message": f"worker of {KEY} died"}})] * 2)
     rows = run(teacher(leaky, tries=2), tmp_path / "j.jsonl")
-    assert {row.error for row in rows} == {"HTTP 500 worker of *** died; 2 tries"}
+    assert {row.error for row in rows} == {"2 tries: HTTP 500 worker of *** died"}
     assert KEY not in (tmp_path / "j.jsonl").read_text() and KEY not in caplog.text and "trying again" in caplog.text
 
 
@@ -356,9 +357,11 @@ def test_what_is_no_reply_is_asked_for_again(serve: Any, waits: list[float], val
 
 
 def test_a_reply_that_ran_into_its_limit_is_a_turn(serve: Any) -> None:
-    policy = teacher(serve(script=[(200, {}, completion({"content": "", "reasoning": "hm, let me"}, finish="length"))]))
-    found = ask(policy)
-    assert found is not None and (found.finish, found.tokens, policy.usage.calls) == ("length", 10, 1)
+    half = [{"function": {"name": "SearchCity", "arguments": '{"sta'}}]
+    for message in ({"content": "", "reasoning": "hm, let me"}, {"content": None, "tool_calls": half}):
+        policy = teacher(serve(script=[(200, {}, completion(message, finish="length"))]))
+        found = ask(policy)
+        assert found is not None and (found.finish, found.tokens, policy.usage.calls) == ("length", 10, 1)
 
 
 def test_a_server_that_says_no_tokens_is_not_guessed_at(serve: Any) -> None:

@@ -420,7 +420,7 @@ def test_a_formatter_puts_words_into_a_plan(star: Star, serve: Any, monkeypatch:
     ("reply", "tries", "message"),
     [
         (401, 1, "no reply of small (HTTP 401 not today)"),
-        (503, 4, "no reply of small (HTTP 503 not today; 4 tries)"),
+        (503, 4, "no reply of small (4 tries: HTTP 503 not today)"),
         ("torn", 4, "what it answers is no chat completion"),
     ],
 )
