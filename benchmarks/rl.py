@@ -39,9 +39,9 @@ from star import plugins
 from star.dataset import messages_of
 from star.policies.hf import HFPolicy
 from star.protocols import Algorithm, Conversation, Env, Policy, Step
-from star.recipe import Limits, Rl, Tiny
 from star.rewards import Sum
 from star.rollout import Group, Rollout
+from star.settings import Limits, Rl, Tiny
 from star.train import model as models
 from star.train import tiny
 from star.train.grpo import Setup, StarGRPOTrainer

@@ -123,6 +123,15 @@ def export_dataset(wanted: Exporting) -> None:
     _show("star.dataset:exported", plugins.load("star.dataset:export")(wanted), wanted.as_json)
 
 
+@synth_app.command()
+def stats(
+    run: Annotated[Path, typer.Option("--run", help="Run directory whose dataset it is.")] = Path("runs/demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Show what the dataset of a run is like: what was kept and why not, lengths, tokens, wording."""
+    _show("star.corpus:tables", plugins.load("star.corpus:show")(run), as_json)
+
+
 @app.command()
 @spread
 def sft(
@@ -138,11 +147,8 @@ def sft(
 @spread
 def rl(context: typer.Context, wanted: Reinforcing, common: Common) -> None:
     """Reinforce the SFT checkpoint by playing the RL queries."""
-    if not wanted.rollouts_only:
-        walk(context, common, ["rl"], wanted.overrides())
-        return
     run = common.open(wanted.overrides())
-    enter(context, common, run, [pipeline.rollouts()])
+    enter(context, common, run, [pipeline.rollouts() if wanted.rollouts_only else pipeline.find(run.recipe, "rl")])
 
 
 @app.command("eval")

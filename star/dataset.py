@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics as sums
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from star.manifest import Run
 from star.options import Exporting
 from star.plugins import unknown
 from star.records import plain, read_jsonl, write_jsonl
-from star.types import Example, Message, Query, Trajectory
+from star.types import Example, Message, Trajectory
 
 SAID_BY = {"user": "human", "assistant": "gpt"}
 """Roles as LLaMA-Factory's ShareGPT names them."""
@@ -48,55 +46,13 @@ def best(rows: Sequence[Trajectory]) -> Trajectory | None:
     return min(accepted, key=said, default=None)
 
 
-def faults(row: Trajectory) -> list[str]:
-    """Constraints that a trajectory failed."""
-    if row.score is None:
-        return ["unjudged"]
-    return [name for name, value in {**row.score.commonsense, **row.score.hard}.items() if value is False]
-
-
-def statistics(played: Sequence[Trajectory], kept: Sequence[Trajectory], asked: Mapping[str, Query]) -> dict[str, Any]:
-    """What was played, what was kept of it, and why the rest was not."""
-    tried = [asked[name] for name in {row.query_id: None for row in played}]
-    taken = [asked[row.query_id] for row in kept]
-    turns = [turn for row in played for turn in row.turns]
-    return {
-        "queries": len(tried),
-        "played": len(played),
-        "kept": len(kept),
-        "by_difficulty": _shares(tried, taken, lambda query: query.difficulty),
-        "by_days": _shares(tried, taken, lambda query: f"{query.days} days"),
-        "stops": dict(Counter(row.stop for row in played).most_common()),
-        "rejected_for": dict(Counter(reason for row in played for reason in faults(row)).most_common()),
-        "turns": _spread([len(row.turns) for row in kept]),
-        "tool_calls": _spread([sum(turn.call is not None for turn in row.turns) for row in kept]),
-        "characters_said": _spread([said(row) for row in kept]),
-        "characters": _spread([sum(len(message.content) for message in messages_of(row)) for row in kept]),
-        "errors": dict(Counter(turn.error for turn in turns if turn.error).most_common()),
-        "faults": sum(turn.fault is not None for turn in turns),
-    }
-
-
-def _shares(tried: Sequence[Query], taken: Sequence[Query], part: Callable[[Query], str]) -> dict[str, dict[str, int]]:
-    """Queries and kept trajectories of each part."""
-    before, after = Counter(map(part, tried)), Counter(map(part, taken))
-    return {name: {"queries": count, "kept": after[name]} for name, count in sorted(before.items())}
-
-
-def _spread(values: Sequence[int]) -> dict[str, float]:
-    """Least, median, mean and greatest; nothing of nothing."""
-    if not values:
-        return {}
-    return {"least": min(values), "median": sums.median(values), "mean": round(sums.fmean(values), 2), "greatest": max(values)}
-
-
-def card(name: str, found: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """The data card, in Markdown, with the front matter that the Hugging Face Hub reads."""
+def card(name: str, found: Mapping[str, Any], settings: Mapping[str, Any], measures: Mapping[str, str]) -> str:
+    """The data card, in Markdown, with the front matter that the Hugging Face Hub reads; `measures` are rows of its table."""
     environment = Environment(
         loader=PackageLoader("star", "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        autoescape=False,  # noqa: S701  # Markdown; nothing of a model or a world stands in it
+        autoescape=False,  # noqa: S701  # Markdown; what servers said stands in code spans
     )  # fmt: skip
-    return environment.get_template("card.md.j2").render(name=name, found=found, settings=settings)
+    return environment.get_template("card.md.j2").render(name=name, found=found, settings=settings, measures=measures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from star import plugins
-from star.chat import Chat
+from star.endpoint import Endpoint
 from star.errors import DataError, StarError, UsageError
 from star.options import Drawing
 from star.progress import Patient, Progress, silent
@@ -20,7 +20,6 @@ from star.records import read_lines, write_jsonl
 from star.worlds.travel.certified import Row, Sampler, Wanted, key_of
 from star.worlds.travel.extract import Extractor
 from star.worlds.travel.facts import DIFFICULTIES, Trip
-from star.worlds.travel.phraser import Phraser
 from star.worlds.travel.splits import read_queries
 
 
@@ -78,15 +77,18 @@ def draw(wanted: Drawing, recipe: str | None, sets: Sequence[str] | None, seed: 
     )  # fmt: skip
 
 
-def _phraser(wanted: Drawing, world: Any) -> Phraser | None:
+def _phraser(wanted: Drawing, world: Any) -> Any:
+    """None without --phraser-url, so that only those who name a server wait for the client to load."""
     if (wanted.phraser_url is None) != (wanted.phraser_model is None):
         raise UsageError("--phraser-url and --phraser-model: one has no effect without the other", "Give both")
     if wanted.phraser_url is None or wanted.phraser_model is None:
         return None
-    return Phraser(Chat(wanted.phraser_url, wanted.phraser_model, temperature=1.0), Extractor(world.tables.states))
+    endpoint = Endpoint(url=wanted.phraser_url, model=wanted.phraser_model, temperature=1.0, call_seconds=120.0)
+    chat = plugins.load("star.chat:Client")(endpoint)
+    return plugins.load("star.worlds.travel.phraser:Phraser")(chat, Extractor(world.tables.states))
 
 
-def _rows(sampler: Sampler, count: int, phraser: Phraser | None, progress: Progress) -> list[Row]:
+def _rows(sampler: Sampler, count: int, phraser: Any, progress: Progress) -> list[Row]:
     """So many certified rows; what a phraser could not word is replaced by further draws."""
     patient, rows, drawn = Patient(progress), list[Row](), sampler.rows()
     while len(rows) < count:
@@ -99,7 +101,7 @@ def _rows(sampler: Sampler, count: int, phraser: Phraser | None, progress: Progr
             fresh = [replace(row, query={**row.query, "query": text}) for row, text in zip(fresh, texts, strict=True) if text]
             if not fresh:
                 lost = ", ".join(phraser.lost)
-                what = f"--phraser-model {phraser.chat.model}: none of its texts says the facts (lost: {lost})"
+                what = f"--phraser-model {phraser.chat.endpoint.model}: none of its texts says the facts (lost: {lost})"
                 raise StarError(what, "Use a stronger model")
         rows += fresh
     return rows

@@ -18,8 +18,9 @@ from typing import Any
 from star import plugins
 from star.errors import StarError, UsageError
 from star.progress import Progress
-from star.recipe import Launch, Recipe, shipped_files
+from star.recipe import shipped_files
 from star.records import plain, write_json
+from star.settings import Launch, Recipe
 from star.stage import Work
 
 logger = logging.getLogger(__name__)

@@ -23,9 +23,10 @@ from typing import Any
 from star import artifacts, provenance
 from star.errors import ManifestError
 from star.progress import Progress, silent
-from star.recipe import SNAPSHOT, Recipe, changes
+from star.recipe import SNAPSHOT, changes
 from star.records import parse, plain, read_json, write_json
-from star.stage import Entry, Input, Job, StageState, Work, fingerprint, finite, goal
+from star.settings import Recipe
+from star.stage import Entry, Input, Job, StageState, Work, achieved, fingerprint, finite, goal, grown
 
 __all__ = ["Entry", "Input", "Job", "Run", "StageState", "Work"]
 
@@ -196,8 +197,8 @@ class Run:
     def _work(self, job: Job, inputs: list[Input], body: Callable[[Work], None]) -> Entry:
         partial = self._partial(job.stage)
         aim = goal(job, inputs)
-        resuming = self._resume(partial, aim)
-        work = Work(job, partial, resuming, inputs, self.directory)
+        resuming = self._resume(partial, job, aim)
+        work = Work(job, partial, resuming, inputs, self.directory, self._extended(job, aim))
         start = time.monotonic()
         try:
             body(work)
@@ -224,13 +225,22 @@ class Run:
         )
         return replace(entry, fresh=True)
 
-    def _resume(self, partial: Path, aim: dict[str, Any]) -> bool:
-        """Prepare the partial directory; whether it holds the beginning of this very aim."""
+    def _extended(self, job: Job, aim: dict[str, Any]) -> Entry | None:
+        """The finished stage that a job only extends, if it is whole."""
+        entry = self.entries().get(job.stage)
+        if entry is None or not job.grows or not grown(changes(achieved(entry), aim), job):
+            return None
+        whole = all(artifacts.fault(a, self.directory / a.path, full=False) is None for a in entry.outputs)
+        return entry if whole else None
+
+    def _resume(self, partial: Path, job: Job, aim: dict[str, Any]) -> bool:
+        """Prepare the partial directory; whether it holds the beginning of this aim, or of one that it only extends."""
         if partial.exists():
             before = read_json(partial / JOB) if (partial / JOB).exists() else {}
             differing = changes(before, aim)
-            if not differing:
-                log.info("%s: resuming", aim["stage"])
+            if before and grown(differing, job):
+                log.info("%s: resuming%s", job.stage, f"; {', '.join(differing)} changed" if differing else "")
+                write_json(partial / JOB, aim)
                 return True
             log.warning("%s: its unfinished work is discarded; it differs in %s", aim["stage"], ", ".join(differing))
             shutil.rmtree(partial)

@@ -12,7 +12,8 @@ from typing import Any
 from star.errors import UsageError
 from star.manifest import Entry, Job, Run
 from star.plugins import unknown
-from star.recipe import Recipe, effective
+from star.recipe import effective
+from star.settings import Recipe
 
 SPLITS = ("validation", "dev")
 """Splits that `star eval` plays."""
@@ -37,6 +38,8 @@ class Stage:
     """Kinds of its outputs."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Keyword arguments of the room."""
+    grows: tuple[str, ...] = ()
+    """Of `settings` and "inputs.LABEL", what may change without loss of what was done before."""
 
 
 def stages(recipe: Recipe) -> tuple[Stage, ...]:
@@ -54,6 +57,7 @@ def stages(recipe: Recipe) -> tuple[Stage, ...]:
         ("world", "synth.teacher", "synth.samples", "synth.max_queries", "synth.mode"),
         {"queries-train": "queries"},
         ("trajectories", "dataset", "card"),
+        grows=("synth.samples", "synth.max_queries", "synth.mode", "synth.teacher.max_cost", "inputs.queries-train"),
     )
     sft = Stage(
         "sft",
@@ -116,7 +120,7 @@ def job(recipe: Recipe, stage: Stage | str, command: list[str]) -> Job:
         config["checkpoint"] = str(Path(stage.arguments["checkpoint"]).resolve())
     if stage.name == "rl" and recipe.rl.recorded is not None:
         config["rl"]["recorded"] = _digest(Path(recipe.rl.recorded))
-    return Job(stage.name, command, config, dict(stage.takes), recipe.seed)
+    return Job(stage.name, command, config, dict(stage.takes), recipe.seed, stage.grows)
 
 
 def report_job(run: Run, command: list[str]) -> Job:

@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from star import charts, metrics, talks
 from star.charts import Bar, Bars
+from star.corpus import MEASURES
 from star.manifest import Entry, Run, Work
 from star.pipeline import CHECKPOINTS, report_job
 from star.recipe import effective
@@ -188,16 +189,13 @@ def _page(run: Run, found: Mapping[str, Evaluation], numbers: Mapping[str, Any])
         entries=list(entries.values()),
         versions=_versions(entries),
         states={state.stage: state for state in run.status()},
-        sft=_metrics(entries.get("sft")),
-        data=_metrics(entries.get("trajectories")),
+        sft=entries["sft"].metrics if "sft" in entries else {},
+        data=entries["trajectories"].metrics if "trajectories" in entries else {},
         rules=talks.RULES,
         fields=FIELDS,
+        measures=MEASURES,
     )
     return html.encode("utf-8", "replace").decode("utf-8")
-
-
-def _metrics(entry: Entry | None) -> dict[str, Any]:
-    return entry.metrics if entry else {}
 
 
 def _percent(share: float) -> str:

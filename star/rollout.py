@@ -15,7 +15,7 @@ from functools import partial
 
 from star.actions import parse_action
 from star.protocols import Algorithm, Conversation, Env, Policy, Step, World
-from star.recipe import Limits
+from star.settings import Limits
 from star.stepping import Late, Stepping
 from star.types import Completion, Message, Query, Score, Stop, ToolCall, Trajectory, Turn
 
@@ -24,11 +24,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One query to be played `size` times; rollout ids are `key/0`, `key/1`, ..."""
+    """One query to be played `size` times; rollout ids are `key/first`, `key/first+1`, ..."""
 
     query: Query
     size: int
     key: str
+    first: int = 0
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class _Party:
 
     def next_id(self) -> str:
         self.begun += 1
-        return f"{self.group.key}/{self.begun - 1}"
+        return f"{self.group.key}/{self.group.first + self.begun - 1}"
 
 
 @dataclass(slots=True)
@@ -88,14 +89,14 @@ class Rollout:
         not begin, since it was `enough`, has none."""
         waiting = list(reversed(groups))
         parties: list[_Party] = []
-        done: dict[str, list[Trajectory]] = {}
+        done: dict[tuple[str, int], list[Trajectory]] = {}
         with Stepping(self.limits.tool_seconds) as stepping:
             while waiting or parties:
                 self._admit(waiting, parties)
                 if parties:
                     self._advance(parties, stepping)
                 self._dismiss(parties, done)
-        return [done.get(group.key, []) for group in groups]
+        return [done.get((group.key, group.first), []) for group in groups]
 
     def _admit(self, waiting: list[Group], parties: list[_Party]) -> None:
         """Let groups enter that fit beside those under way."""
@@ -105,7 +106,7 @@ class Rollout:
                 break
             parties.append(self._enter(waiting.pop()))
 
-    def _dismiss(self, parties: list[_Party], done: dict[str, list[Trajectory]]) -> None:
+    def _dismiss(self, parties: list[_Party], done: dict[tuple[str, int], list[Trajectory]]) -> None:
         """Fill up groups whose rollouts have all ended, and let go those that are whole."""
         for party in [p for p in parties if not p.live]:
             if party.left:
@@ -113,7 +114,7 @@ class Rollout:
                 continue
             parties.remove(party)
             order = sorted(party.ended, key=lambda t: int(t.id.rsplit("/", 1)[1]))
-            done[party.group.key] = order
+            done[party.group.key, party.group.first] = order
             self.ended(order)
 
     @staticmethod

@@ -10,6 +10,7 @@ from typing import Any
 
 from star import answers, metrics, plugins
 from star.answers import Answer, Sheet
+from star.endpoint import Endpoint
 from star.errors import DataError, UsageError
 from star.manifest import Run
 from star.options import Judging
@@ -19,7 +20,6 @@ from star.recipe import build_world, find, load
 from star.records import read_lines, write_jsonl
 from star.types import MODES, Mode, Query, Rate, Report, Score
 from star.worlds.travel import submission
-from star.worlds.travel.formatter import Formatter
 from star.worlds.travel.plan import typed
 from star.worlds.travel.published import FOLDER, STORE
 from star.worlds.travel.splits import read_queries, scorable
@@ -130,7 +130,10 @@ def _formed(wanted: Judging, sheets: list[Sheet], progress: Progress) -> Mapping
     if wanted.formatter_url is None or wanted.formatter_model is None:
         return {}
     texts = [text for sheet in sheets for a in sheet.answers if (text := _text(a)).strip() and not typed(text)]
-    return Formatter(wanted.formatter_url, wanted.formatter_model).plans(texts, progress)
+    endpoint = Endpoint(url=wanted.formatter_url, model=wanted.formatter_model, temperature=0.0, call_seconds=120.0, tries=4)
+    formatter = plugins.load("star.worlds.travel.formatter:Formatter")(plugins.load("star.chat:Client")(endpoint))
+    found: dict[str, str] = formatter.plans(texts, progress)
+    return found
 
 
 def _judge(world: Any, sheet: Sheet, mode: Mode, formed: Mapping[str, str], progress: Progress) -> list[Score]:

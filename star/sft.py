@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from star import launch
+from star.corpus import spread
 from star.manifest import Entry, Run
 from star.pipeline import job
 from star.progress import Progress
-from star.recipe import Recipe, build_world
+from star.recipe import build_world
 from star.records import read_jsonl, write_json
+from star.settings import Recipe
 from star.stage import Work
 from star.train import model as models
 from star.train import ranks, tiny
@@ -50,12 +52,15 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
         model, _ = models.load(scratch / trainer.TRAINED, settings.bf16)
     models.save(model, tokenizer, work.make("sft-checkpoint", "model"), settings.model, steps)
     write_json(work.make("sft-log", "log.json"), log)
+    tokens = [len(row["input_ids"]) for row in data]
+    trained = [sum(label != -100 for label in row["labels"]) for row in data]
     work.metrics.update(
         steps=steps,
         conversations=len(data),
         dropped_for_length=dropped,
-        tokens=sum(len(row["input_ids"]) for row in data),
-        trained_tokens=sum(label != -100 for row in data for label in row["labels"]),
+        tokens=sum(tokens),
+        trained_tokens=sum(trained),
+        conversation={"tokens": spread(tokens), "trained_tokens": spread(trained)},
         vocabulary=len(tokenizer),
         parameters=sum(p.numel() for p in model.parameters()),
         loss=next((row["loss"] for row in reversed(log) if "loss" in row), None),

@@ -31,6 +31,8 @@ class Job:
     A label is a kind, or `anything/kind` where a stage takes several artifacts of one kind.
     """
     seed: int
+    grows: tuple[str, ...] = ()
+    """Dotted keys of settings, and labels of inputs after "inputs.", that may change without loss of what was done before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class Work:
     """Whether the directory holds the beginning of this very job."""
     inputs: list[Input]
     root: Path
+    earlier: Entry | None = None
+    """The finished stage that this job only extends; its files are still in place."""
     metrics: dict[str, Any] = field(default_factory=dict)
     """Summary numbers for the manifest."""
     _made: dict[str, Path] = field(default_factory=dict)
@@ -148,6 +152,17 @@ def goal(job: Job, inputs: Sequence[Input]) -> dict[str, Any]:
     hashes = {i.label: i.artifact.sha256 for i in inputs}
     config: dict[str, Any] = json.loads(json.dumps(plain(dict(job.config)), allow_nan=False))
     return {"stage": job.stage, "config": config, "seed": job.seed, "inputs": hashes}
+
+
+def achieved(entry: Entry) -> dict[str, Any]:
+    """The `goal` of the job that was done."""
+    hashes = {i.label: i.artifact.sha256 for i in entry.inputs}
+    return {"stage": entry.stage, "config": entry.config, "seed": entry.seed, "inputs": hashes}
+
+
+def grown(differing: Sequence[str], job: Job) -> bool:
+    """Whether a job only extends one whose goal differs in these keys."""
+    return all(key.removeprefix("config.") in job.grows for key in differing)
 
 
 def finite(value: Any) -> Any:

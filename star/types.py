@@ -46,6 +46,9 @@ class Completion:
     """Entropy of the distribution each id was drawn from, in units of ln V (0 certain, 1 uniform); same length as `token_ids`."""
     finish: Finish = "stop"
     error: str | None = None
+    tokens: int | None = None
+    """Length of what a server's model wrote, as the server counted it, with reasoning that it kept to itself; None if it did
+    not say, or if `token_ids` do."""
 
 
 @dataclass(frozen=True, slots=True)

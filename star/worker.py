@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from star import plugins
 from star.errors import StarError
-from star.recipe import Recipe
 from star.records import parse, plain, read_json
+from star.settings import Recipe
 from star.stage import Input, Job, Work, finite
 
 BEAT = 1.0

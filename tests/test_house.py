@@ -25,8 +25,8 @@ LAYERS = [
     {"", "errors", "records", "progress", "strictyaml"},
     {"types"},
     {"protocols", "actions"},
-    {"plugins", "recipe", "artifacts", "provenance", "stage", "manifest"},
-    {"chat"},
+    {"settings", "plugins", "recipe", "artifacts", "provenance", "stage", "manifest"},
+    {"endpoint", "post", "chat"},
     {"tools", "stepping", "rewards", "metrics", "worlds", "policies", "algorithms"},
     {"rollout", "journal"},
     {"train"},
@@ -34,6 +34,7 @@ LAYERS = [
         "pipeline",
         "launch",
         "dataset",
+        "corpus",
         "synth",
         "draw",
         "sft",
@@ -58,6 +59,7 @@ LAYERS = [
 APART = {"worlds", "policies", "algorithms"}
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm", "openai", "pandas"}
 TORCH_PLACES = re.compile(r"train/|policies/(hf|attention|vllm|vllm_server)\.py")
+CLIENT = "star/chat.py"
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 
 
@@ -130,7 +132,8 @@ def test_imports_go_one_way(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_torch_lives_in_train_and_in_policies_of_models(path: Path) -> None:
     if not TORCH_PLACES.search(name_of(path)):
-        assert not {target.partition(".")[0] for target in imports(TREES[path])} & HEAVY
+        found = {target.partition(".")[0] for target in imports(TREES[path])} & HEAVY
+        assert found == ({"openai"} if name_of(path) == CLIENT else set())
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
@@ -203,6 +206,12 @@ def test_the_command_line_loads_nothing_heavy() -> None:
 
 def test_loading_a_recipe_loads_nothing_heavy() -> None:
     assert loaded_by("from star.recipe import load, shipped\n[load(p) for p in shipped().values()]") & HEAVY == set()
+
+
+def test_the_client_of_servers_is_loaded_for_those_who_name_one() -> None:
+    code = "import star.draw, star.score, star.synth, star.policies.openai\nfrom star.plugins import check\n"
+    code += "check('policy', {'name': 'openai', 'model': 'm', 'url': 'http://localhost:1'})"
+    assert loaded_by(code) & (HEAVY | {"tenacity"}) == set()
 
 
 def test_help_is_quick() -> None:

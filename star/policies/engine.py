@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 from star.protocols import Conversation
-from star.recipe import Limits
+from star.settings import Limits
 from star.types import Completion, Finish
 
 

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from star.policies.attention import decoding
 from star.protocols import Conversation
-from star.recipe import Limits
+from star.settings import Limits
 from star.types import Completion, Finish
 
 logger = logging.getLogger(__name__)

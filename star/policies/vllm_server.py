@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from star.chat import PASSING, post, refusal
 from star.errors import StarError
 from star.policies.engine import Request, Sampled
+from star.post import PASSING, post, refusal
 
 START = (
     "Start it with VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls star.policies.vllm.Worker, star installed beside it; "

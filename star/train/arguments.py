@@ -9,7 +9,7 @@ from trl import GRPOConfig
 
 from star.errors import UsageError
 from star.protocols import Algorithm
-from star.recipe import Rl
+from star.settings import Rl
 from star.train.ranks import size
 
 

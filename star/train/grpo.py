@@ -24,9 +24,9 @@ from trl import GRPOTrainer
 from star import plugins
 from star.errors import StarError
 from star.protocols import Algorithm, Policy, Reward, World
-from star.recipe import Rl
 from star.rewards import COMPONENTS, components, value
 from star.rollout import Rollout
+from star.settings import Rl
 from star.train import model as models
 from star.train import ranks, telemetry, together
 from star.train.arguments import config, steps

@@ -19,7 +19,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging as transformers_logging
 
 from star.errors import StarError
-from star.recipe import Lora
+from star.settings import Lora
 from star.train import ranks, together
 from star.train.samplers import Source
 from star.train.tokens import Renderer

@@ -17,7 +17,7 @@ from star.errors import StarError
 from star.plugins import load
 from star.policies.engine import Engine, EnginePolicy, Tokens
 from star.protocols import Policy
-from star.recipe import Limits
+from star.settings import Limits
 from star.train.ranks import rank
 
 

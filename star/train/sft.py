@@ -13,7 +13,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from star.errors import DataError, UsageError
-from star.recipe import Sft
+from star.settings import Sft
 from star.train.model import finish, seeded
 from star.train.optimizer import MuonAdamW
 from star.train.ranks import size

@@ -9,7 +9,7 @@ from typing import Any
 
 from star import plugins
 from star.protocols import Conversation, Policy
-from star.recipe import Limits
+from star.settings import Limits
 from star.train import model as models
 from star.train.samplers import Draws, Sampler
 from star.types import Completion

@@ -16,7 +16,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from star.recipe import Tiny
+from star.settings import Tiny
 from star.types import Message
 
 TEMPLATE = (

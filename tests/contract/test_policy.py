@@ -13,8 +13,8 @@ import pytest
 from star import plugins
 from star.dataset import messages_of
 from star.protocols import Conversation
-from star.recipe import Limits, Tiny
 from star.rollout import Group, Rollout
+from star.settings import Limits, Tiny
 from star.train import model as models
 from star.train import tiny
 from star.train.tokens import Renderer

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from star import plugins
 from star.errors import StarError, UsageError
 from star.policies.expert import ExpertPolicy
-from star.recipe import Limits
 from star.records import to_json
 from star.rollout import Group, Rollout
+from star.settings import Limits
 from star.types import MODES, Completion, Query, Turn
 
 SPLITS = ("train", "rl", "dev", "validation")

@@ -11,8 +11,8 @@ import torch
 from star import plugins
 from star.dataset import messages_of
 from star.policies.hf import HFPolicy
-from star.recipe import Limits, Tiny
 from star.rollout import Group, Rollout
+from star.settings import Limits, Tiny
 from star.train import model as models
 from star.train import tiny
 from star.train.samplers import Draws

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from star.protocols import Algorithm, Env, Expert, Step
-from star.recipe import Limits, Rl, Sft, Tiny
 from star.rewards import Sum
+from star.settings import Limits, Rl, Sft, Tiny
 from star.train import sft, tiny
 from star.train.grpo import Setup, StarGRPOTrainer
 from star.train.tokens import Renderer

@@ -31,8 +31,9 @@ from star.errors import StarError, UsageError
 from star.policies.engine import EnginePolicy, Request, Sampled, entropy
 from star.policies.hf import HFPolicy
 from star.protocols import Conversation
-from star.recipe import Limits, Lora, load
+from star.recipe import load
 from star.rollout import Group, Rollout
+from star.settings import Limits, Lora
 from star.train import model as models
 from star.train import together
 from star.train.grpo import StarGRPOTrainer

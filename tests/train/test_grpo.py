@@ -13,8 +13,8 @@ import torch
 from star.algorithms.arpo import ARPO
 from star.algorithms.dapo import DAPO
 from star.algorithms.grpo import GRPO
-from star.recipe import Limits, Lora
 from star.rewards import COMPONENTS, Curriculum, Macro, Success, Sum, components
+from star.settings import Limits, Lora
 from star.train import grpo
 from star.train import model as models
 from star.train.grpo import StarGRPOTrainer

@@ -13,8 +13,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from star.algorithms.arpo import ARPO
 from star.policies.hf import HFPolicy
 from star.protocols import Conversation
-from star.recipe import Limits
 from star.rollout import Group, Rollout
+from star.settings import Limits
 from star.train.tokens import Renderer
 from star.types import Trajectory
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from star.recipe import Sft, Tiny
+from star.settings import Sft, Tiny
 from star.train import tiny
 from star.train.optimizer import MuonAdamW, orthogonalise
 

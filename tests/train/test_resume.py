@@ -13,8 +13,8 @@ import torch
 
 from star.algorithms.arpo import ARPO
 from star.algorithms.dapo import DAPO
-from star.recipe import Lora, Sft, Tiny
 from star.records import write_jsonl
+from star.settings import Lora, Sft, Tiny
 from star.train import model as models
 from star.train import sft, tiny
 from star.train.dev import Dev, Keep

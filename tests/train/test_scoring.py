@@ -12,7 +12,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from star.algorithms.grpo import GRPO
-from star.recipe import Lora, Sft
+from star.settings import Lora, Sft
 from star.train import model as models
 from star.train import sft
 from star.train.scoring import compact, token_scores

@@ -15,8 +15,8 @@ from star.dataset import messages_of
 from star.errors import StarError
 from star.policies.expert import ExpertPolicy
 from star.protocols import Conversation
-from star.recipe import Limits
 from star.rollout import Group, Rollout
+from star.settings import Limits
 from star.train import tiny
 from star.train.tokens import Renderer
 from star.types import Completion, Message, Trajectory, Turn

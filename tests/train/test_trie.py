@@ -28,9 +28,10 @@ from transformers import (
 from star import plugins
 from star.dataset import messages_of
 from star.protocols import Algorithm
-from star.recipe import Limits, Lora, Rl, Tiny, load
+from star.recipe import load
 from star.rewards import Sum
 from star.rollout import Group, Rollout
+from star.settings import Limits, Lora, Rl, Tiny
 from star.train import model as models
 from star.train import tiny, trie_scoring
 from star.train.credit import shared_mean

@@ -25,8 +25,8 @@ from star import plugins
 from star.algorithms.arpo import ARPO
 from star.algorithms.grpo import GRPO
 from star.errors import StarError
-from star.recipe import Limits, Lora, Sft, Tiny
 from star.rollout import Group, Rollout
+from star.settings import Limits, Lora, Sft, Tiny
 from star.train import model as models
 from star.train import sft, tiny
 from star.train.grpo import StarGRPOTrainer

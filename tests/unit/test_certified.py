@@ -14,9 +14,10 @@ import pytest
 
 from star.cli import main
 from star.policies.expert import ExpertPolicy
-from star.recipe import Limits, build_world, find, load
+from star.recipe import build_world, find, load
 from star.records import to_json
 from star.rollout import Group, Rollout
+from star.settings import Limits
 from star.types import Query
 from star.worlds.travel.certified import Row, Sampler, Wanted, key_of
 from star.worlds.travel.checks import judge

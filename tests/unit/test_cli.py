@@ -15,8 +15,8 @@ import pytest
 
 from star import cli, pipeline
 from star.manifest import Entry, Run, Work
-from star.recipe import Recipe
 from star.records import read_jsonl
+from star.settings import Recipe
 from star.types import Query
 
 Star = Callable[..., tuple[int, str, str]]
@@ -263,7 +263,7 @@ def test_a_failing_disk_is_one_line(star: Star, recipe: Path, monkeypatch: pytes
     def full(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device", "runs/small")
 
-    monkeypatch.setattr(cli, "walk", full)
+    monkeypatch.setattr(cli, "enter", full)
     assert star("rl", "-r", recipe)[::2] == (1, "error: runs/small: No space left on device\n")
 
 

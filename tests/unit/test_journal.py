@@ -10,8 +10,8 @@ import pytest
 
 from star.journal import play
 from star.policies.replay import ReplayPolicy
-from star.recipe import Limits
 from star.rollout import Group, Rollout
+from star.settings import Limits
 from star.types import Completion, Query, Trajectory
 from star.worlds.travel.world import TravelWorld
 

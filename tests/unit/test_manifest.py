@@ -17,7 +17,7 @@ import pytest
 
 from star.errors import DataError, ManifestError
 from star.manifest import Entry, Job, Run, Work
-from star.recipe import Recipe
+from star.settings import Recipe
 from star.stage import fingerprint
 
 RECIPE = Recipe(name="small")
@@ -283,7 +283,7 @@ SCRIPT = """
 import os, sys
 from pathlib import Path
 from star.manifest import Job, Run
-from star.recipe import Recipe
+from star.settings import Recipe
 
 run = Run.open(Path(sys.argv[1]), Recipe(name="small"))
 steps = [int(sys.argv[2])]
@@ -334,7 +334,7 @@ def test_a_second_writer_is_refused_at_once(run: Run, tmp_path: Path) -> None:
     import sys
     from pathlib import Path
     from star.manifest import Job, Run
-    from star.recipe import Recipe
+    from star.settings import Recipe
 
     def body(work):
         work.make("rows", "rows.txt").write_text("x")

@@ -9,8 +9,9 @@ import pytest
 
 from star import recipe as recipes
 from star.errors import UsageError
-from star.recipe import Limits, Lora, Recipe, changes, find, load, shipped
+from star.recipe import changes, find, load, shipped
 from star.records import plain, write_json
+from star.settings import Limits, Lora, Recipe
 
 
 @pytest.fixture

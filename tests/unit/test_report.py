@@ -15,9 +15,9 @@ import pytest
 
 from star import charts, metrics, pipeline
 from star.manifest import Entry, Job, Run, Work
-from star.recipe import Recipe
 from star.records import plain, write_json, write_jsonl
 from star.report import METRICS, figures, report, table
+from star.settings import Recipe
 from star.types import Completion, Message, Query, Score, ToolCall, Trajectory, Turn
 
 HOSTILE = "</pre></details><script>alert(1)</script><img src=https://evil.example/x onerror=alert(1)>"

@@ -13,8 +13,8 @@ import pytest
 from star.algorithms.arpo import ARPO
 from star.policies.replay import ReplayPolicy
 from star.protocols import Env, Expert, Step
-from star.recipe import Limits
 from star.rollout import Group, Rollout
+from star.settings import Limits
 from star.types import Completion, Message, Query, Score, ToolCall, Trajectory
 
 

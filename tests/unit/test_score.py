@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import json
@@ -15,11 +16,13 @@ from typing import Any
 import pytest
 
 from star import answers, cli, pipeline
+from star.chat import Client
+from star.endpoint import Endpoint
 from star.errors import DataError, StarError
 from star.manifest import Run, Work
 from star.progress import Patient
-from star.recipe import Recipe
 from star.records import write_json, write_jsonl
+from star.settings import Recipe
 from star.types import MODES, Query
 from star.worlds.travel import store
 from star.worlds.travel.database import Database
@@ -377,7 +380,8 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[int | str]], Server]]:
     servers: list[Server] = []
-    monkeypatch.setattr("star.chat.time.sleep", lambda seconds: None)
+    rest = asyncio.sleep
+    monkeypatch.setattr("star.chat.asyncio.sleep", lambda seconds: rest(0))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
     def start(replies: list[int | str]) -> Server:
@@ -416,8 +420,8 @@ def test_a_formatter_puts_words_into_a_plan(star: Star, serve: Any, monkeypatch:
     ("reply", "tries", "message"),
     [
         (401, 1, "no reply of small (HTTP 401 not today)"),
-        (503, 4, "no reply of small (HTTP 503 not today)"),
-        ("torn", 1, "what it answers is no chat completion"),
+        (503, 4, "no reply of small (4 tries: HTTP 503 not today)"),
+        ("torn", 4, "what it answers is no chat completion"),
     ],
 )
 def test_a_formatter_that_fails(star: Star, serve: Any, facts: Facts, reply: int | str, tries: int, message: str) -> None:
@@ -430,13 +434,13 @@ def test_a_formatter_that_fails(star: Star, serve: Any, facts: Facts, reply: int
 
 
 def test_a_formatter_that_hangs_or_is_not_there(serve: Any) -> None:
-    from star.chat import Chat
+    def ask(url: str, **settings: Any) -> str:
+        return Formatter(Client(Endpoint(url=url, model="m", **settings))).plan("text")
 
-    server = serve(["slow"])
     with pytest.raises(StarError, match="timed out"):
-        Formatter(server.url, "m", chat=Chat(server.url, "m", timeout_seconds=0.2, tries=1)).plan("text")
-    with pytest.raises(StarError, match="no reply of m .*refused"):
-        Chat("http://127.0.0.1:9/v1", "m", tries=2).ask("a", "b")
+        ask(serve(["slow"]).url, call_seconds=0.2, tries=1)
+    with pytest.raises(StarError, match="no reply of m .*Connect call failed"):
+        ask("http://127.0.0.1:9/v1", tries=2)
 
 
 @pytest.mark.parametrize(

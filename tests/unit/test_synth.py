@@ -7,14 +7,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from datasets import load_dataset
 
 from star.cli import main
 from star.dataset import best, said
-from star.policies.openai import Usage
+from star.endpoint import Usage
 from star.protocols import Conversation, World
 from star.records import read_jsonl
 from star.types import Completion, Example, Trajectory
@@ -34,10 +34,13 @@ class Moody:
     _: KW_ONLY
     world: World
     max_cost: float | None = None
-    dies_after: int | None = None
     silent: bool = False
+    windy: bool = False
     name: str = "moody"
     usage: Usage = field(default_factory=Usage)
+    dies_after: ClassVar[int | None] = None
+    """Calls, over all teachers of this process."""
+    asked: ClassVar[int] = 0
 
     @property
     def spent(self) -> bool:
@@ -47,13 +50,14 @@ class Moody:
         return [self._say(conversation) for conversation in conversations]
 
     def _say(self, conversation: Conversation) -> Completion:
-        if self.dies_after is not None and self.usage.calls >= self.dies_after:
+        if self.dies_after is not None and Moody.asked >= self.dies_after:
             raise KeyboardInterrupt
+        Moody.asked += 1
         self.usage.calls += 1
         self.usage.dollars += 1.0
         mood = int(conversation.id.rsplit("/", 1)[1])
         text = self.world.expert(conversation.query)(conversation.turns)
-        if mood == 0:
+        if mood == 0 or self.windy:
             text = text.replace("<think>", "<think>Well, let me think about this at some length. ")
         return Completion("<think>I give up.</think>\n<answer></answer>" if mood == 2 or self.silent else text)
 
@@ -61,6 +65,7 @@ class Moody:
 @pytest.fixture(autouse=True)
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Moody, "asked", 0)
     Path("small.yaml").write_text(SMALL)
 
 
@@ -113,21 +118,78 @@ def test_limits_stop_the_teacher(star: Star) -> None:
     assert star("synth", "queries", *BASE)[0] == 0
     assert star("synth", "trajectories", *BASE, "--max-queries", 5)[0] == 0
     assert (entry()["queries"], entry()["kept"]) == (5, 5)
-    assert star("synth", "trajectories", *BASE, "--set", "synth.samples=1", "--max-cost", 1.5)[0] == 0
-    found = entry()
-    assert found["kept"] == 12 and found["unplayed"] == 0, "all were in flight at once, and what has begun is finished"
     code, _, err = star("synth", "trajectories", *BASE, "--samples", 0)
     assert code == 2 and "samples" in err
 
 
-def test_an_interruption_costs_only_what_was_in_flight(star: Star) -> None:
+def test_a_budget_counts_what_was_spent_before(star: Star) -> None:
     assert star("synth", "queries", *BASE)[0] == 0
-    wanted = [*BASE[:2], "--set", TEACHER.replace("Moody'", "Moody', dies_after: 70"), "--samples", 2]
-    code, _, err = star("synth", "trajectories", *wanted)
+    assert star("synth", "trajectories", *BASE, "--samples", 11, "--max-cost", 1.5)[0] == 0
+    found, calls = entry(), Moody.asked
+    assert found["played"] == 128, "so many were in flight at once, and what has begun is finished"
+    assert found["teacher"]["dollars"] == calls > 1.5
+    assert star("synth", "trajectories", *BASE, "--samples", 12, "--max-cost", 2)[0] == 0
+    assert Moody.asked == calls and entry()["played"] == 128, "the money is still spent"
+    assert star("synth", "trajectories", *BASE, "--samples", 11, "--max-cost", 1e6)[0] == 0
+    assert entry()["played"] == 132 and entry()["teacher"]["dollars"] == Moody.asked > calls
+
+
+LIMITS = [
+    (("--max-queries", 5), ("--max-queries", 9)),
+    (("--samples", 1), ("--samples", 3)),
+    (("--samples", 2, "--max-queries", 3), ("--samples", 3, "--max-queries", 7)),
+    (("--set", "synth.mode=official"), ("--set", "synth.mode=strict")),
+    (("--set", "synth.train=7"), ("--set", "synth.train=12")),
+]
+
+
+@pytest.mark.parametrize(("few", "many"), LIMITS)
+def test_raised_limits_go_on_from_what_was_played(
+    star: Star, few: tuple[object, ...], many: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also back and forth: what was paid for once is never asked again."""
+
+    def play(limits: tuple[object, ...], run: str) -> list[bytes]:
+        sets = limits if "synth.train" in str(limits) else ()
+        assert star("synth", "queries", *BASE, "--run", run, *sets)[0] == 0
+        code, _, err = star("synth", "trajectories", *BASE, "--run", run, *limits)
+        assert code == 0, err
+        return (Path(run) / "trajectories" / "trajectories.jsonl").read_bytes().splitlines()
+
+    straight, calls = play(many, "straight"), Moody.asked
+    monkeypatch.setattr(Moody, "asked", 0)
+    first = play(few, "here")
+    assert ("mode" in str(few)) or 0 < Moody.asked < calls
+    assert play(many, "here") == straight and Moody.asked == calls
+    assert play(few, "here") == first and play(many, "here") == straight and Moody.asked == calls
+    stages = json.loads(Path("here/manifest.json").read_text())["stages"]
+    assert stages["trajectories"]["metrics"]["teacher"]["dollars"] == calls
+    assert {path.name for path in Path("here/trajectories").iterdir()} >= {"trajectories.jsonl", "dataset.jsonl", "README.md"}
+    assert not (Path("here/trajectories") / "journal.jsonl").exists()
+
+
+def test_an_interrupted_play_goes_on_under_other_limits(star: Star, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert star("synth", "queries", *BASE)[0] == 0
+    monkeypatch.setattr(Moody, "dies_after", 70)
+    code, _, err = star("synth", "trajectories", *BASE, "--samples", 3)
     assert code == 130 and "To go on" in err
-    held = (Path("runs/small/trajectories.partial") / "journal.jsonl").read_bytes().count(b"\n")
-    usage = json.loads((Path("runs/small/trajectories.partial") / "usage.json").read_text()) if held else {"calls": 0}
-    assert usage["calls"] <= 70
+    partial = Path("runs/small/trajectories.partial")
+    held = {json.loads(line)["id"] for line in (partial / "journal.jsonl").read_text().splitlines()}
+    assert 0 < len(held) < 36 and json.loads((partial / "usage.json").read_text())["calls"] <= 70
+    monkeypatch.setattr(Moody, "dies_after", None)
+    code, _, err = star("synth", "trajectories", *BASE, "--samples", 4)
+    assert code == 0 and "synth.samples changed" in err
+    rows = read_jsonl(STAGE / "trajectories.jsonl", Trajectory)
+    assert len({row.id for row in rows}) == len(rows) == 48
+    assert Moody.asked == 70 + sum(len(row.turns) for row in rows if row.id not in held)
+
+
+def test_another_teacher_plays_anew(star: Star) -> None:
+    assert star("synth", "queries", *BASE)[0] == 0
+    assert star("synth", "trajectories", *BASE)[0] == 0
+    calls = Moody.asked
+    assert star("synth", "trajectories", *BASE, "--set", "synth.teacher.windy=true")[0] == 0
+    assert Moody.asked == 2 * calls and entry()["teacher"]["calls"] == calls
 
 
 def test_what_was_played_is_kept_when_nothing_is_accepted(star: Star) -> None:

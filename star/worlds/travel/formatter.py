@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from star.chat import Chat
+from star.chat import Client
 from star.progress import Progress, silent
 from star.records import read_json, write_json
 
@@ -33,8 +33,8 @@ def cache_folder() -> Path:
 class Formatter:
     """A model that formats, with its replies on disk by (instructions, model, text)."""
 
-    def __init__(self, url: str, model: str, folder: Path | None = None, chat: Chat | None = None) -> None:
-        self._chat = chat or Chat(url, model)
+    def __init__(self, chat: Client, folder: Path | None = None) -> None:
+        self._chat, self._model = chat, chat.endpoint.model
         self._folder = folder or cache_folder()
 
     def plans(self, texts: Iterable[str], progress: Progress = silent) -> dict[str, str]:
@@ -49,7 +49,7 @@ class Formatter:
             try:
                 for done, future in enumerate(as_completed(waiting), 1):
                     found[waiting[future]] = future.result()
-                    progress(f"formatter {self._chat.model}", done, len(wanted))
+                    progress(f"formatter {self._model}", done, len(wanted))
             finally:
                 pool.shutdown(cancel_futures=True)
         return {text: found[text] for text in wanted}
@@ -60,11 +60,11 @@ class Formatter:
         if path.is_file():
             return str(read_json(path)["reply"])
         reply = self._chat.ask(instructions(), text)
-        write_json(path, {"model": self._chat.model, "reply": reply})
+        write_json(path, {"model": self._model, "reply": reply})
         return reply
 
     def _key(self, text: str) -> str:
         digest = hashlib.sha256()
-        for part in (instructions(), self._chat.model, text):
+        for part in (instructions(), self._model, text):
             digest.update(f"{len(part)}\0{part}\0".encode(errors="surrogatepass"))
         return digest.hexdigest()

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from star.chat import Chat
+from star.chat import Client
 from star.progress import Progress, silent
 from star.worlds.travel.extract import Extractor, differences
 
@@ -35,7 +35,7 @@ def instructions() -> str:
 class Phraser:
     """Asks a model for the wording of queries."""
 
-    chat: Chat
+    chat: Client
     extractor: Extractor
     lost: Counter[str] = field(default_factory=Counter)
     """Facts that texts did not say, by name."""
@@ -51,7 +51,7 @@ class Phraser:
                 for text, missing in pool.map(lambda pair: self._text(*pair), wanted):
                     self.lost.update(missing)
                     found.append(text)
-                    progress(f"wording {self.chat.model}", len(found), len(wanted))
+                    progress(f"wording {self.chat.endpoint.model}", len(found), len(wanted))
             finally:
                 pool.shutdown(cancel_futures=True)
         return found
