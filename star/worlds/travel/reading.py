@@ -7,13 +7,16 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 from star.worlds.travel.plan import ABSENT, ALL_EMPTY, EMPTY, FILLER, MEALS, NOT_FOUND, decode, read_day, unwrap
 from star.worlds.travel.request import Request
 from star.worlds.travel.sandbox import Sandbox, Slot
+from star.worlds.travel.tables import Hotel
 from star.worlds.travel.transport import Leg, read_leg
 
 PLANNED = ("transportation", "breakfast", "attraction", "lunch", "dinner", "accommodation")
@@ -44,7 +47,13 @@ class Day:
     meal_keys: tuple[Hashable, ...] = ()
     """Equal keys are the same place."""
     sight_keys: tuple[Hashable, ...] = ()
+    sight_fault: str = ""
+    """Why a sight cannot be read."""
     hotel_key: Hashable = None
+    rooms: tuple[Hotel, ...] = ()
+    """Rows of the hotel."""
+    stay_fault: str = ""
+    """Why the mode cannot take what the day says of its hotel."""
     hotel_value: object = None
     transport_value: object = None
     blank: frozenset[str] = frozenset()
@@ -67,7 +76,7 @@ class Day:
         return len(self.cities) == 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Reading:
     """A plan read for one request, under the rules of `box`."""
 
@@ -84,6 +93,10 @@ class Reading:
     """YYYY-MM-DD of each of `days`."""
 
 
+_Reader = Callable[[int, object, Sandbox], Day]
+"""Reads what stands for a day, by its number from 1."""
+
+
 def read(request: Request, answer: object, box: Sandbox) -> tuple[Reading | None, str]:
     """The plan as the mode of `box` reads it; None and the reason if none was delivered."""
     value = decode(answer)
@@ -93,35 +106,33 @@ def read(request: Request, answer: object, box: Sandbox) -> tuple[Reading | None
     if not isinstance(units, list | tuple):
         units = [None]
     if not box.rules.normalised:
-        days = [_remembered(_raw_day, number, unit, box) for number, unit in enumerate(units[: request.days], 1)]
+        days = _days(_raw_day, units[: request.days], box)
         broken = next((day.broken for day in days if day.broken), "")
         return Reading(request, box, tuple(days), broken=broken, dates=request.dates(len(days))), ""
-    days = [_remembered(_normal_day, number, unit, box) for number, unit in enumerate(units, 1)]
+    days = _days(_normal_day, units, box)
     while days and days[-1].empty:
         days.pop()
-    faults = tuple(fault for day in days for fault in day.faults)
     if not days:
         return None, ALL_EMPTY
+    faults = tuple([fault for day in days for fault in day.faults])
     planned = tuple(days[: request.days])
     beyond = len(days) - len(planned)
     return Reading(request, box, planned, beyond, faults, dates=request.dates(len(planned))), ""
 
 
-def _remembered(reader: Callable[[int, object, Sandbox], Day], number: int, unit: object, box: Sandbox) -> Day:
-    """Read a day, or take the reading of an equal one: the days of a group of plans have much in common."""
-    if not isinstance(unit, dict):
-        return reader(number, unit, box)
-    try:
-        return _memo(reader, number, tuple(unit.items()), box)
-    except TypeError:  # a value that is a list or a record has no hash
-        return reader(number, unit, box)
+def _days(reader: _Reader, units: Sequence[object], box: Sandbox) -> list[Day]:
+    """Read the days, or take the readings of equal ones: the days of a group of plans have much in common."""
+    if set(map(type, units)) == {dict}:
+        records = cast(Sequence[dict[object, object]], units)
+        with suppress(TypeError):  # a value that is a list or a record has no hash
+            return [_memo(reader, number, tuple(unit), tuple(unit.values()), box) for number, unit in enumerate(records, 1)]
+    return [reader(number, unit, box) for number, unit in enumerate(units, 1)]
 
 
 @lru_cache(maxsize=MEMO_DAYS)
-def _memo(
-    reader: Callable[[int, object, Sandbox], Day], number: int, items: tuple[tuple[object, object], ...], box: Sandbox
-) -> Day:
-    return reader(number, dict(items), box)
+def _memo(reader: _Reader, number: int, names: tuple[object, ...], values: tuple[object, ...], box: Sandbox) -> Day:
+    """The reading of a record of `names` and `values`."""
+    return reader(number, dict(zip(names, values, strict=True)), box)
 
 
 def _normal_day(number: int, unit: object, box: Sandbox) -> Day:
@@ -172,14 +183,22 @@ def _raw_day(number: int, unit: object, box: Sandbox) -> Day:
         day.sights = tuple([_raw_slot("attraction", part, box) for part in parts])
     if _given(day.hotel_value):
         day.hotel = _raw_slot("accommodation", day.hotel_value, box)
+    if "accommodation" in day.missing:
+        day.stay_fault = f"day {number} lacks accommodation"
+    elif box.rules.null_hotel_fails and day.hotel is None and "accommodation" not in day.blank:
+        day.stay_fault = f"day {number} accommodation is no text"
     return _keyed(day)
 
 
 def _keyed(day: Day) -> Day:
-    """The day, with the keys of its places."""
+    """The day, with what its places add up to."""
     day.meal_keys = tuple([slot.key for slot in day.meals])
     day.sight_keys = tuple([slot.key for slot in day.sights])
-    day.hotel_key = day.hotel.key if day.hotel else None
+    day.sight_fault = next((slot.fault for slot in day.sights if slot.fault), "")
+    if day.hotel is not None:
+        day.hotel_key = day.hotel.key
+        if day.hotel.place is not None:
+            day.rooms = tuple([row for row in day.hotel.place.rows if isinstance(row, Hotel)])
     return day
 
 

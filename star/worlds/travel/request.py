@@ -14,7 +14,7 @@ class Unreadable(Exception):
     """A value that a check needs cannot be read; the check fails with this text as its reason."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """Facts of one query, by the names of the published data sets."""
 

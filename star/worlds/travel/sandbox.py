@@ -28,7 +28,7 @@ _ROUTE = re.compile(r"from\s+(?P<origin>.+?)\s+to\s+(?P<destination>[^,]+)")
 _NOTES = ("cost", "price", "average cost", "$", "~$")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Place:
     """A meal, sight or hotel as a plan names it. `rows` are the matching table rows, in table order."""
 
@@ -39,7 +39,7 @@ class Place:
     rows: tuple[Row, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
     """What a field of a day holds. Exactly one of `place` and `fault` is set."""
 

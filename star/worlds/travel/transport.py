@@ -37,7 +37,7 @@ _OFFICIAL_PAID: dict[str, Kind] = {"flight number": "flight", "self-driving": "s
 _OFFICIAL_BANNED: dict[str, Kind] = {"Flight": "flight", "Self-driving": "self-driving"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Leg:
     """One day's transport. The three readings differ only in `official`."""
 
