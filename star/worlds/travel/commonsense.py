@@ -47,22 +47,18 @@ def is_valid_accommodation(plan: Reading) -> str:
     for end, day in enumerate(days, 1):
         if end < len(days) and days[end].hotel_key == day.hotel_key:
             continue
-        reason = _short_stay(days[start], end - start, plan.box.rules.exact) if day.hotel is not None else ""
-        if reason:
-            return reason
+        first = days[start]
+        if end - start < first.nights and first.hotel is not None:
+            return _short_stay(first, first.hotel, end - start)
         start = end
     return ""
 
 
-def _short_stay(day: Day, length: int, exact: bool) -> str:
-    """Whether the hotel of a stay's first day asks for more nights than its `length`."""
-    hotel = day.hotel
-    if hotel is None or hotel.place is None:
-        return f"day {day.number} {hotel.fault}" if hotel else ""
-    if not exact and len(day.rooms) != 1:
-        return ""
-    nights = max([row.minimum_nights for row in day.rooms], default=0)
-    return f"{hotel.label!r} asks for at least {nights:g} nights; the plan stays {length}" if length < nights else ""
+def _short_stay(day: Day, hotel: Slot, length: int) -> str:
+    """Why a stay of `length` nights from `day` on does not do."""
+    if hotel.fault:
+        return f"day {day.number} {hotel.fault}"
+    return f"{hotel.label!r} asks for at least {day.nights:g} nights; the plan stays {length}"
 
 
 def is_valid_transportation(plan: Reading) -> str:

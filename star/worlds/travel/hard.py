@@ -11,7 +11,7 @@ from star.worlds.travel.reading import MEMO_DAYS, Day, Reading
 from star.worlds.travel.request import Request, Unreadable
 from star.worlds.travel.route import origin_of
 from star.worlds.travel.rules import Rules
-from star.worlds.travel.sandbox import Place, Sandbox
+from star.worlds.travel.sandbox import Sandbox, Slot
 from star.worlds.travel.tables import Hotel, Restaurant
 from star.worlds.travel.text import name_key
 from star.worlds.travel.transport import Kind, Leg
@@ -100,11 +100,11 @@ def _day_cost(day: Day, box: Sandbox, date: str | None, people: float) -> float:
         raise Unreadable(day.leg_fault)
     total = _fare(day, day.leg, box, date, people) if day.leg is not None else 0
     for slot in day.meals:
-        row = _first(slot.place, day, slot.fault)
+        row = _first(slot, day)
         if isinstance(row, Restaurant):
             total += row.cost * people
     if day.hotel is not None:
-        hotel = _first(day.hotel.place, day, day.hotel.fault)
+        hotel = _first(day.hotel, day)
         if isinstance(hotel, Hotel):
             total += hotel.price * math.ceil(people / hotel.maximum_occupancy)
     return total
@@ -122,11 +122,11 @@ def _people(plan: Reading) -> tuple[float, str]:
     return people, ""
 
 
-def _first(place: Place | None, day: Day, fault: str) -> object:
+def _first(slot: Slot, day: Day) -> object:
     """The row that a place stands for, None if there is none; of several the first, as the tools list it."""
-    if place is None:
-        raise Unreadable(f"day {day.number} {fault}")
-    return place.rows[0] if place.rows else None
+    if slot.fault:
+        raise Unreadable(f"day {day.number} {slot.fault}")
+    return slot.rows[0] if slot.rows else None
 
 
 def _want_fields(day: Day, box: Sandbox, fields: tuple[str, ...]) -> None:
@@ -166,7 +166,7 @@ def _hotels(plan: Reading) -> Iterator[tuple[Day, tuple[Hotel, ...]]]:
     for day in plan.days:
         if day.missing and not plan.box.rules.optional_fields:
             _want_fields(day, plan.box, ("accommodation",))
-        if day.hotel is not None and day.hotel.place is None:
+        if day.hotel is not None and day.hotel.fault:
             raise Unreadable(f"day {day.number} {day.hotel.fault}")
         if day.rooms:
             yield day, day.rooms if exact else day.rooms[:1]
@@ -206,7 +206,9 @@ def valid_cuisine(plan: Reading, wish: object) -> str:
         return f"the wanted cuisines are {wish!r}"
     home = origin_of(plan)
     if rules.exact:
-        served = frozenset[str]().union(*[_served(day, home, plan.box) for day in plan.days])
+        served: set[str] = set()
+        for day in plan.days:
+            served |= _served(day, home, plan.box)
         found = {cuisine for cuisine in wanted if name_key(cuisine) in served}
     else:
         meals = [row for day in plan.days for row in _eaten(day, home, plan.box)]
@@ -234,8 +236,8 @@ def _eaten(day: Day, home: str, box: Sandbox) -> tuple[Restaurant, ...]:
         slot = slots.get(meal)
         if slot is None:
             continue
-        row = _first(slot.place, day, slot.fault)
-        at_home = slot.place is not None and slot.place.city == home
+        row = _first(slot, day)
+        at_home = slot.city == home
         if at_home and box.rules.skips_day_after_origin:
             break
         if isinstance(row, Restaurant) and not at_home:

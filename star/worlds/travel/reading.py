@@ -7,11 +7,12 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from itertools import count, repeat
+from typing import Any
 
 from star.worlds.travel.plan import ABSENT, ALL_EMPTY, EMPTY, FILLER, MEALS, NOT_FOUND, decode, read_day, unwrap
 from star.worlds.travel.request import Request
@@ -23,6 +24,7 @@ PLANNED = ("transportation", "breakfast", "attraction", "lunch", "dinner", "acco
 """The six fields that a complete day fills."""
 _PLANNED = frozenset(PLANNED)
 _BLANK = ("", ABSENT)
+_values: Callable[[dict[object, object]], Iterable[object]] = dict.values
 MEMO_DAYS = 8192
 """How many days are remembered, each by its texts."""
 
@@ -36,6 +38,8 @@ class Day:
     """The text that says where the day is spent."""
     cities: tuple[str | None, ...] = ()
     """One city, or origin and destination of a day of travel; names as the mode compares them."""
+    travels: bool = False
+    """Whether these are two."""
     where_fault: str = ""
     scope: tuple[str, ...] = ()
     """What a place is compared with to see whether it is where the traveller is."""
@@ -52,6 +56,8 @@ class Day:
     hotel_key: Hashable = None
     rooms: tuple[Hotel, ...] = ()
     """Rows of the hotel."""
+    nights: float = 0
+    """For how many nights at least it must be taken; infinite if it cannot be read."""
     stay_fault: str = ""
     """Why the mode cannot take what the day says of its hotel."""
     hotel_value: object = None
@@ -70,10 +76,6 @@ class Day:
     """Whether it is padding after the trip."""
     faults: tuple[str, ...] = ()
     """Schema failures in words."""
-
-    @property
-    def travels(self) -> bool:
-        return len(self.cities) == 2
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +105,7 @@ def read(request: Request, answer: object, box: Sandbox) -> tuple[Reading | None
     units = unwrap(value) if box.rules.normalised else value
     if not units:
         return None, NOT_FOUND
-    if not isinstance(units, list | tuple):
+    if not isinstance(units, (list, tuple)):
         units = [None]
     if not box.rules.normalised:
         days = _days(_raw_day, units[: request.days], box)
@@ -120,13 +122,13 @@ def read(request: Request, answer: object, box: Sandbox) -> tuple[Reading | None
     return Reading(request, box, planned, beyond, faults, dates=request.dates(len(planned))), ""
 
 
-def _days(reader: _Reader, units: Sequence[object], box: Sandbox) -> list[Day]:
+def _days(reader: _Reader, units: Sequence[Any], box: Sandbox) -> list[Day]:
     """Read the days, or take the readings of equal ones: the days of a group of plans have much in common."""
-    if set(map(type, units)) == {dict}:
-        records = cast(Sequence[dict[object, object]], units)
-        with suppress(TypeError):  # a value that is a list or a record has no hash
-            return [_memo(reader, number, tuple(unit), tuple(unit.values()), box) for number, unit in enumerate(records, 1)]
-    return [reader(number, unit, box) for number, unit in enumerate(units, 1)]
+    try:
+        names, values = map(tuple, units), map(tuple, map(_values, units))
+        return list(map(_memo, repeat(reader), count(1), names, values, repeat(box)))
+    except TypeError:  # a day that is no record, or one that holds a list or a record, which has no hash
+        return [reader(number, unit, box) for number, unit in enumerate(units, 1)]
 
 
 @lru_cache(maxsize=MEMO_DAYS)
@@ -155,7 +157,7 @@ def _normal_day(number: int, unit: object, box: Sandbox) -> Day:
         day.sights = tuple([box.slot("attraction", part) for part in parts if part])
     if "accommodation" not in day.blank:
         day.hotel = box.slot("accommodation", text["accommodation"])
-    return _keyed(day)
+    return _keyed(day, box.rules.exact)
 
 
 def _raw_day(number: int, unit: object, box: Sandbox) -> Day:
@@ -187,18 +189,20 @@ def _raw_day(number: int, unit: object, box: Sandbox) -> Day:
         day.stay_fault = f"day {number} lacks accommodation"
     elif box.rules.null_hotel_fails and day.hotel is None and "accommodation" not in day.blank:
         day.stay_fault = f"day {number} accommodation is no text"
-    return _keyed(day)
+    return _keyed(day, box.rules.exact)
 
 
-def _keyed(day: Day) -> Day:
+def _keyed(day: Day, exact: bool) -> Day:
     """The day, with what its places add up to."""
     day.meal_keys = tuple([slot.key for slot in day.meals])
     day.sight_keys = tuple([slot.key for slot in day.sights])
     day.sight_fault = next((slot.fault for slot in day.sights if slot.fault), "")
     if day.hotel is not None:
         day.hotel_key = day.hotel.key
-        if day.hotel.place is not None:
-            day.rooms = tuple([row for row in day.hotel.place.rows if isinstance(row, Hotel)])
+        day.rooms = tuple([row for row in day.hotel.rows if isinstance(row, Hotel)])
+        known = exact or len(day.rooms) == 1
+        day.nights = math.inf if day.hotel.fault else max([row.minimum_nights for row in day.rooms if known], default=0)
+    day.travels = len(day.cities) == 2
     return day
 
 
@@ -209,7 +213,7 @@ def _given(value: object) -> bool:
 def _raw_slot(name: str, value: object, box: Sandbox) -> Slot:
     if isinstance(value, str):
         return box.slot(name, value)
-    return Slot(name, repr(value), fault=f"{name} is no text")
+    return Slot(name, repr(value), repr(value), fault=f"{name} is no text")
 
 
 def _raw_cities(day: Day, unit: Mapping[str, object], box: Sandbox) -> None:
