@@ -30,8 +30,9 @@ FORMAT = "star-travel-3"
 MAGIC = b"SQLite format 3\x00"
 _DAMAGE = (sqlite3.Error, struct.error, LookupError, TypeError, ValueError)
 """What reading a file raises that is not what was written."""
-REMEMBERED = 1024
-"""Answers of each kind that an open store keeps in memory."""
+REMEMBERED = 64
+"""Answers of each kind that an open store keeps in memory. More would cost a first look-up more than they save: the garbage
+collector walks through all that is kept."""
 _TEXT_BITS = 21
 """Bits of a text's number in the key of a bucket; three of them fit into SQLite's signed integers of 64."""
 _TEXT_MASK = (1 << _TEXT_BITS) - 1
@@ -266,7 +267,8 @@ class Store:
     def _read_number(self, number: str) -> tuple[Flight, ...]:
         try:
             rows = self._connection.execute(_BY_NUMBER, (number,))
-            return tuple(flight for flight in self._merged(rows) if flight.number == number)
+            found = [single for row in rows for single in self._singles(number, *row)]
+            return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
         except _DAMAGE as error:
             raise self._damaged(error) from None
 
@@ -277,9 +279,19 @@ class Store:
         """Flights of some buckets, in published order."""
         found: list[tuple[int, Flight]] = []
         for key, named, packed in rows:
-            places = _packing(len(packed) // _FLIGHT_BYTES).unpack(packed)[-(len(packed) // _FLIGHT_BYTES) :]
-            found.extend(zip(places, self._flights(key, named, packed), strict=True))
+            count = len(packed) // _FLIGHT_BYTES
+            found.extend(zip(_packing(count).unpack(packed)[-count:], self._flights(key, named, packed), strict=True))
         return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
+
+    def _singles(self, number: str, key: int, named: str, packed: bytes) -> Iterator[tuple[int, Flight]]:
+        """Place in the published table, and the flight, of those of one number in a bucket."""
+        text, names = self._texts, named.split(_BETWEEN)
+        route = (text[key & _TEXT_MASK], text[key >> 2 * _TEXT_BITS], text[key >> _TEXT_BITS & _TEXT_MASK])
+        values = _packing(len(names)).unpack(packed)
+        for position, name in enumerate(names):
+            if name == number:
+                price, distance, departure, arrival, elapsed, place = values[position :: len(names)]
+                yield place, Flight(number, price, text[departure], text[arrival], text[elapsed], *route, distance)
 
     def _flights(self, key: int, named: str, packed: bytes) -> tuple[Flight, ...]:
         """Flights of a bucket."""
