@@ -3,7 +3,8 @@
 Flights stay on disk. Those of one route on one day are one row, a bucket, with their columns packed one after another: what
 is asked for together lies together and is unpacked in a few calls. Cities, dates, times and durations repeat a lot, so a
 bucket holds small integers that point into the table `texts`. Those of its route and date make up its key, so that it is found
-in one descent of one tree. The other tables are kept as plain rows and are read whole, once, when they are first asked for.
+in one descent of one tree. Answers are not kept: the garbage collector would walk through them, which costs more than it takes
+to read them again. The other tables are kept as plain rows and are read whole, once, when they are first asked for.
 """
 
 from __future__ import annotations
@@ -30,9 +31,6 @@ FORMAT = "star-travel-3"
 MAGIC = b"SQLite format 3\x00"
 _DAMAGE = (sqlite3.Error, struct.error, LookupError, TypeError, ValueError)
 """What reading a file raises that is not what was written."""
-REMEMBERED = 64
-"""Answers of each kind that an open store keeps in memory. More would cost a first look-up more than they save: the garbage
-collector walks through all that is kept."""
 _TEXT_BITS = 21
 """Bits of a text's number in the key of a bucket; three of them fit into SQLite's signed integers of 64."""
 _TEXT_MASK = (1 << _TEXT_BITS) - 1
@@ -50,7 +48,7 @@ create table distances (origin, destination, duration, distance);
 create table texts (id integer primary key, text text not null);
 create table states (city text not null, state text not null);
 create table routes (origin integer, destination integer, primary key (origin, destination)) without rowid;
-create table flights (bucket integer primary key, numbers text, packed blob);
+create table flights (bucket integer primary key, numbers text not null, packed blob not null);
 create table flight_numbers (number text, bucket integer, primary key (number, bucket)) without rowid;
 """
 _SCRATCH = """
@@ -191,9 +189,6 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._local = threading.local()
-        # The rollouts of a group, and the judge after them, ask for the same flights again and again.
-        self._routes = lru_cache(maxsize=REMEMBERED)(self._read_route)
-        self._numbered = lru_cache(maxsize=REMEMBERED)(self._read_number)
         try:
             found = self._connection.execute("select format from meta").fetchone()[0]
         except (sqlite3.Error, TypeError) as error:
@@ -249,13 +244,6 @@ class Store:
 
     def route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
         """Flights between two cities, given as normalised keys, on a date, in published order."""
-        return self._routes(origin, destination, date)
-
-    def numbered(self, number: str) -> tuple[Flight, ...]:
-        """Flights of this number, in published order."""
-        return self._numbered(number)
-
-    def _read_route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
         numbers = self._numbers
         keys = starmap(_bucket, product(numbers.get(origin, ()), numbers.get(destination, ()), numbers.get(date, ())))
         try:
@@ -264,7 +252,8 @@ class Store:
         except _DAMAGE as error:
             raise self._damaged(error) from None
 
-    def _read_number(self, number: str) -> tuple[Flight, ...]:
+    def numbered(self, number: str) -> tuple[Flight, ...]:
+        """Flights of this number, in published order."""
         try:
             rows = self._connection.execute(_BY_NUMBER, (number,))
             found = [single for row in rows for single in self._singles(number, *row)]
@@ -295,12 +284,15 @@ class Store:
 
     def _flights(self, key: int, named: str, packed: bytes) -> tuple[Flight, ...]:
         """Flights of a bucket."""
-        text, count = self._texts, len(packed) // _FLIGHT_BYTES
+        text, numbers = self._texts, named.split(_BETWEEN)
+        count = len(numbers)
+        if len(packed) != count * _FLIGHT_BYTES:
+            raise ValueError(f"{count} numbers and {len(packed)} bytes of flights")
         values = _shown(count).unpack_from(packed)
         first = 2 * count
         times = itemgetter(*values[first:])(text)
         columns = zip(
-            named.split(_BETWEEN),
+            numbers,
             values[:count],
             times[:count],
             times[count:first],
