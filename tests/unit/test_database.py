@@ -34,6 +34,7 @@ CSV = {
     "distances": "origin,destination,cost,duration,distance\n"
     'Wichita,Salina,,1 hour,"1,044 km"\nWichita,Salina,,9 hours,9 km\nSalina,Wichita,,,\n',
 }
+SPELLINGS = ("Wichita", "WICHITA", "Wichita (Kansas)", "Wichita")
 TOWNS = "Wichita\tKansas\nSalina\tKansas\nBoulder\tColorado"
 
 
@@ -156,6 +157,48 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     for path in (text, foreign):
         with pytest.raises(DataError, match="not a travel store"):
             Database.open(path)
+
+
+def test_a_damaged_store_is_named(tmp_path: Path) -> None:
+    target = tmp_path / "travel.sqlite"
+    build(write(tmp_path / "csv", nested=False), target)
+    whole = target.read_bytes()
+    with sqlite3.connect(target) as connection:
+        connection.execute("update flights set packed = substr(packed, 2)")
+    connection.close()
+    for look_up in (lambda d: d.flights("Wichita", "Salina", "2022-03-01"), lambda d: d.flights_numbered("F1")):
+        with pytest.raises(DataError, match=r"travel.sqlite:1: the store is damaged"):
+            look_up(Database.open(target))
+    target.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"travel.sqlite:1: "):
+        Database.open(target).flights("Wichita", "Salina", "2022-03-01")
+
+
+def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "travel.sqlite"
+    build(write(tmp_path / "csv", nested=False), target)
+    with sqlite3.connect(target) as connection:
+        connection.execute("update meta set format = 'star-travel-2'")
+    connection.close()
+    with pytest.raises(DataError, match="a store of format 'star-travel-2', not 'star-travel-3'"):
+        Database.open(target)
+
+
+def test_spellings_of_a_city_share_a_look_up_in_published_order(tmp_path: Path) -> None:
+    lines = [f"F{place},{place},09:00,11:00,2 hours,2022-03-01,{city},Salina,90.0\n" for place, city in enumerate(SPELLINGS)]
+    folder = write(tmp_path / "csv", nested=False, flights=CSV["flights"].partition("\n")[0] + "\n" + "".join(lines))
+    build(folder, tmp_path / "travel.sqlite")
+    for database in (Database.open(folder), Database.open(tmp_path / "travel.sqlite")):
+        found = database.flights("wichita", "Salina", "2022-03-01")
+        assert [(row.number, row.origin) for row in found] == [(f"F{place}", city) for place, city in enumerate(SPELLINGS)]
+        assert database.flight_routes() == {(city, "Salina") for city in SPELLINGS}
+
+
+def test_a_flight_number_with_a_line_break_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "csv", nested=False, flights=CSV["flights"].replace("F2,", '"F\n2",'))
+    with pytest.raises(DataError, match="has a line break"):
+        build(folder, tmp_path / "travel.sqlite")
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_build_replaces_the_target_whole(tmp_path: Path) -> None:

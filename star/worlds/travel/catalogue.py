@@ -119,7 +119,7 @@ class Catalogue:
 
 def _rows(box: Sandbox, field: str, name: str, city: str) -> tuple[Row, ...]:
     slot: Slot = box.slot(field, f"{name}, {city}")
-    return slot.place.rows if slot.place else ()
+    return slot.rows
 
 
 def cars(people: int, mode: str) -> int:

@@ -17,6 +17,8 @@ from star.worlds.travel.rules import RULES, Rules
 from star.worlds.travel.sandbox import sandbox
 
 Check = Callable[[Reading], str]
+WishCheck = Callable[[Reading, object], str]
+"""Also takes what the traveller wishes."""
 
 COMMONSENSE: dict[str, Check] = {
     "is_reasonable_visiting_city": route.is_reasonable_visiting_city,
@@ -28,7 +30,7 @@ COMMONSENSE: dict[str, Check] = {
     "is_valid_information_in_sandbox": whereabouts.is_valid_information_in_sandbox,
     "is_not_absent": commonsense.is_not_absent,
 }
-WISHES: dict[str, Check] = {
+WISHES: dict[str, WishCheck] = {
     "valid_room_rule": hard.valid_room_rule,
     "valid_cuisine": hard.valid_cuisine,
     "valid_room_type": hard.valid_room_type,
@@ -53,9 +55,8 @@ def judge(facts: Mapping[str, object], plan: object, database: Database, mode: M
     common: dict[str, bool | None] = {name: _holds(name, check, found, reasons) for name, check in COMMONSENSE.items()}
     cost, within = _cost(found, reasons)
     wishes: dict[str, bool | None] = {"valid_cost": within}
-    for name, check in WISHES.items():
-        applies = hard.applies(name, request, found.box.rules)
-        wishes[name] = _holds(name, check, found, reasons) if applies else None
+    for name, wanted in WISHES.items():
+        wishes[name] = _granted(name, wanted, found, reasons)
     return Score(query_id, mode, common, wishes, all(common[name] for name in GATES), cost, reasons)
 
 
@@ -86,6 +87,20 @@ def _holds(name: str, check: Check, plan: Reading, reasons: dict[str, str]) -> b
         reason = plan.broken or check(plan)
     except Unreadable as error:
         reason = str(error)
+    if reason:
+        reasons[name] = reason
+    return not reason
+
+
+def _granted(name: str, check: WishCheck, plan: Reading, reasons: dict[str, str]) -> bool | None:
+    """Run the check of a wish, if there is one, and note the reason if it fails."""
+    try:
+        wish = hard.wish_of(name, plan.request, plan.box.rules)
+        if wish is None:
+            return None
+        reason = plan.broken or check(plan, wish)
+    except Unreadable as error:
+        reason = plan.broken or str(error)
     if reason:
         reasons[name] = reason
     return not reason

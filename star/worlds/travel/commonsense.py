@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
-from itertools import groupby
-from operator import attrgetter
 from typing import Literal
 
 from star.worlds.travel.reading import MEMO_DAYS, PLANNED, Day, Reading
 from star.worlds.travel.route import wrong_city_number
-from star.worlds.travel.rules import Rules
-from star.worlds.travel.sandbox import Slot
-from star.worlds.travel.tables import Hotel
+from star.worlds.travel.sandbox import Sandbox, Slot
 
 MEAL_FIELDS = frozenset(["breakfast", "lunch", "dinner"])
 NAMES = {"transportation": "transport", "attraction": "sights", "accommodation": "hotel"}
@@ -19,17 +16,19 @@ NAMES = {"transportation": "transport", "attraction": "sights", "accommodation":
 
 def is_valid_restaurants(plan: Reading) -> str:
     """No restaurant twice."""
-    return _repeat(plan, "meals")
+    return _repeat(plan, "meals", [key for day in plan.days for key in day.meal_keys])
 
 
 def is_valid_attractions(plan: Reading) -> str:
     """No sight twice."""
-    fault = next((f"day {day.number} {slot.fault}" for day in plan.days for slot in day.sights if slot.fault), "")
-    return fault or _repeat(plan, "sights")
+    for day in plan.days:
+        if day.sight_fault:
+            return f"day {day.number} {day.sight_fault}"
+    return _repeat(plan, "sights", [key for day in plan.days for key in day.sight_keys])
 
 
-def _repeat(plan: Reading, kind: Literal["meals", "sights"]) -> str:
-    keys = [key for day in plan.days for key in (day.meal_keys if kind == "meals" else day.sight_keys)]
+def _repeat(plan: Reading, kind: Literal["meals", "sights"], keys: list[Hashable]) -> str:
+    """The first place of a kind that comes again; `keys` are those of all its places."""
     if len(set(keys)) == len(keys):
         return ""
     slots: list[tuple[Day, Slot]] = [(day, slot) for day in plan.days for slot in getattr(day, kind)]
@@ -40,26 +39,26 @@ def _repeat(plan: Reading, kind: Literal["meals", "sights"]) -> str:
 
 def is_valid_accommodation(plan: Reading) -> str:
     """Every stay is at least as long as the hotel's minimum of nights."""
-    rules = plan.box.rules
-    for day in plan.days:
-        if "accommodation" in day.missing:
-            return f"day {day.number} lacks accommodation"
-        if rules.null_hotel_fails and day.hotel is None and "accommodation" not in day.blank:
-            return f"day {day.number} accommodation is no text"
-    for _, stay in groupby(plan.days, key=attrgetter("hotel_key")):
-        days = list(stay)
-        hotel = days[0].hotel
-        if hotel is None:
+    days = plan.days
+    for day in days:
+        if day.stay_fault:
+            return day.stay_fault
+    start = 0
+    for end, day in enumerate(days, 1):
+        if end < len(days) and days[end].hotel_key == day.hotel_key:
             continue
-        if hotel.place is None:
-            return f"day {days[0].number} {hotel.fault}"
-        rows = [row for row in hotel.place.rows if isinstance(row, Hotel)]
-        if not rules.exact and len(rows) != 1:
-            continue
-        nights = max((row.minimum_nights for row in rows), default=0)
-        if len(days) < nights:
-            return f"{hotel.label!r} asks for at least {nights:g} nights; the plan stays {len(days)}"
+        first = days[start]
+        if end - start < first.nights and first.hotel is not None:
+            return _short_stay(first, first.hotel, end - start)
+        start = end
     return ""
+
+
+def _short_stay(day: Day, hotel: Slot, length: int) -> str:
+    """Why a stay of `length` nights from `day` on does not do."""
+    if hotel.fault:
+        return f"day {day.number} {hotel.fault}"
+    return f"{hotel.label!r} asks for at least {day.nights:g} nights; the plan stays {length}"
 
 
 def is_valid_transportation(plan: Reading) -> str:
@@ -94,7 +93,7 @@ def is_not_absent(plan: Reading) -> str:
     if reason:
         return reason
     for day in plan.days:
-        reason = _gap(day, plan.box.rules, day.number == days)
+        reason = _gap(day, plan.box, day.number == days)
         if reason:
             return reason
     filled = sum([day.filled for day in plan.days])
@@ -102,17 +101,19 @@ def is_not_absent(plan: Reading) -> str:
 
 
 @lru_cache(maxsize=MEMO_DAYS)
-def _gap(day: Day, rules: Rules, last: bool) -> str:
+def _gap(day: Day, box: Sandbox, last: bool) -> str:
     """The first field that a day must fill and does not."""
     if day.missing:
         return f"day {day.number} lacks {min(day.missing)}"
-    if rules.normalised:
+    if not day.blank:
+        return ""
+    if box.rules.normalised:
         moves, stays = day.travels, not day.travels
         sightless = stays
     else:
         moves = "from " in day.where or "to " in day.where
         stays = "from " not in day.where
-        sightless = stays and not (rules.to_excuses_sights and " to " in day.where)
+        sightless = stays and not (box.rules.to_excuses_sights and " to " in day.where)
     wanted = set(MEAL_FIELDS) if stays else set()
     wanted |= {"transportation"} if moves else set()
     wanted |= {"attraction"} if sightless else set()

@@ -183,6 +183,11 @@ class Database:
         return {city_key(city): state for city, state in self.states.items()}
 
     @cached_property
+    def state_keys(self) -> dict[str, str]:
+        """Normalised key of each city -> that of its state."""
+        return {city: name_key(state) for city, state in self._state_by_key.items()}
+
+    @cached_property
     def _cities_by_state(self) -> dict[str, tuple[str, ...]]:
         cities: dict[str, list[str]] = {}
         for city, state in self.states.items():

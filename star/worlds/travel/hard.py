@@ -9,8 +9,9 @@ from functools import lru_cache
 from star.worlds.travel.plan import MEALS
 from star.worlds.travel.reading import MEMO_DAYS, Day, Reading
 from star.worlds.travel.request import Request, Unreadable
+from star.worlds.travel.route import origin_of
 from star.worlds.travel.rules import Rules
-from star.worlds.travel.sandbox import Place, Sandbox
+from star.worlds.travel.sandbox import Sandbox, Slot
 from star.worlds.travel.tables import Hotel, Restaurant
 from star.worlds.travel.text import name_key
 from star.worlds.travel.transport import Kind, Leg
@@ -47,13 +48,12 @@ def applies(name: str, request: Request, rules: Rules) -> bool:
     if name not in WISHES:
         return True
     try:
-        wish = _wish(name, request, rules)
+        return wish_of(name, request, rules) is not None
     except Unreadable:
         return True
-    return wish is not None
 
 
-def _wish(name: str, request: Request, rules: Rules) -> object:
+def wish_of(name: str, request: Request, rules: Rules) -> object:
     """What the traveller asks for, None for nothing; raises Unreadable if the query does not say it legibly."""
     key, wishes = WISHES[name], request.constraints
     if wishes is None:
@@ -100,11 +100,11 @@ def _day_cost(day: Day, box: Sandbox, date: str | None, people: float) -> float:
         raise Unreadable(day.leg_fault)
     total = _fare(day, day.leg, box, date, people) if day.leg is not None else 0
     for slot in day.meals:
-        row = _first(slot.place, day, slot.fault)
+        row = _first(slot, day)
         if isinstance(row, Restaurant):
             total += row.cost * people
     if day.hotel is not None:
-        hotel = _first(day.hotel.place, day, day.hotel.fault)
+        hotel = _first(day.hotel, day)
         if isinstance(hotel, Hotel):
             total += hotel.price * math.ceil(people / hotel.maximum_occupancy)
     return total
@@ -122,15 +122,17 @@ def _people(plan: Reading) -> tuple[float, str]:
     return people, ""
 
 
-def _first(place: Place | None, day: Day, fault: str) -> object:
+def _first(slot: Slot, day: Day) -> object:
     """The row that a place stands for, None if there is none; of several the first, as the tools list it."""
-    if place is None:
-        raise Unreadable(f"day {day.number} {fault}")
-    return place.rows[0] if place.rows else None
+    if slot.fault:
+        raise Unreadable(f"day {day.number} {slot.fault}")
+    return slot.rows[0] if slot.rows else None
 
 
 def _want_fields(day: Day, box: Sandbox, fields: tuple[str, ...]) -> None:
     """Raise Unreadable if the mode insists on a field that the day does not have."""
+    if not day.missing:
+        return
     optional = box.rules.optional_fields
     wanted = [name for name in fields if name in day.missing and not (optional and name != "accommodation")]
     if wanted:
@@ -158,26 +160,24 @@ def _fare(day: Day, leg: Leg, box: Sandbox, date: str | None, people: float) -> 
     return int(length * DOLLARS_A_KILOMETRE[leg.lookup]) * math.ceil(people / SEATS[leg.lookup])
 
 
-def _hotels(plan: Reading) -> Iterator[tuple[Day, list[Hotel]]]:
+def _hotels(plan: Reading) -> Iterator[tuple[Day, tuple[Hotel, ...]]]:
     """Days and the hotel rows that must meet a wish. In strict mode every night must have a hotel of the database."""
     exact = plan.box.rules.exact
     for day in plan.days:
-        if not plan.box.rules.optional_fields:
+        if day.missing and not plan.box.rules.optional_fields:
             _want_fields(day, plan.box, ("accommodation",))
-        if day.hotel is not None and day.hotel.place is None:
+        if day.hotel is not None and day.hotel.fault:
             raise Unreadable(f"day {day.number} {day.hotel.fault}")
-        rows = [row for row in day.hotel.place.rows if isinstance(row, Hotel)] if day.hotel and day.hotel.place else []
-        if rows:
-            yield day, rows if exact else rows[:1]
+        if day.rooms:
+            yield day, day.rooms if exact else day.rooms[:1]
         elif exact and (day.number < plan.request.days or day.hotel):
             raise Unreadable(f"day {day.number} has no hotel of the database")
     if exact and (not plan.days or len(plan.days) < plan.request.days - 1):
         raise Unreadable("the plan has nights without a hotel")
 
 
-def valid_room_rule(plan: Reading) -> str:
+def valid_room_rule(plan: Reading, wish: object) -> str:
     """No hotel forbids what the traveller wants to be allowed."""
-    wish = _wish("valid_room_rule", plan.request, plan.box.rules)
     forbidden = HOUSE_RULES.get(wish) if isinstance(wish, str) else None
     if forbidden is None and plan.box.rules.exact:
         return f"{wish!r} is no known house rule"
@@ -187,9 +187,8 @@ def valid_room_rule(plan: Reading) -> str:
     return ""
 
 
-def valid_room_type(plan: Reading) -> str:
+def valid_room_type(plan: Reading, wish: object) -> str:
     """Every hotel room is of the wanted type."""
-    wish = _wish("valid_room_type", plan.request, plan.box.rules)
     fits = ROOM_TYPES.get(wish) if isinstance(wish, str) else None
     if fits is None and plan.box.rules.exact:
         return f"{wish!r} is no known room type"
@@ -199,39 +198,36 @@ def valid_room_type(plan: Reading) -> str:
     return ""
 
 
-def valid_cuisine(plan: Reading) -> str:
+def valid_cuisine(plan: Reading, wish: object) -> str:
     """Every wanted cuisine is eaten at least once away from home."""
     rules = plan.box.rules
-    wish = _wish("valid_cuisine", plan.request, rules)
     wanted = [wish] if isinstance(wish, str) and rules.exact else wish
     if not isinstance(wanted, list | tuple | set | frozenset | str) or not all(isinstance(c, str) for c in wanted):
         return f"the wanted cuisines are {wish!r}"
+    home = origin_of(plan)
     if rules.exact:
-        served = frozenset[str]().union(*[_cuisines(row.cuisines) for row in _eaten(plan)])
+        served: set[str] = set()
+        for day in plan.days:
+            served |= _served(day, home, plan.box)
         found = {cuisine for cuisine in wanted if name_key(cuisine) in served}
     else:
-        found = {cuisine for row in _eaten(plan) for cuisine in wanted if cuisine in row.cuisines}
+        meals = [row for day in plan.days for row in _eaten(day, home, plan.box)]
+        found = {cuisine for row in meals for cuisine in wanted if cuisine in row.cuisines}
     absent = [cuisine for cuisine in wanted if cuisine not in found]
     if not absent and rules.distinct_cuisines and len(found) != len(wanted):
         return "a cuisine is required twice"
     return f"no meal is {' or '.join(absent)}" if absent else ""
 
 
-@lru_cache(maxsize=65536)
-def _cuisines(text: str) -> frozenset[str]:
-    return frozenset(name_key(part) for part in text.split(","))
-
-
-def _eaten(plan: Reading) -> Iterator[Restaurant]:
-    """Restaurants away from home, in order."""
-    home = plan.request.text("org")
-    home = plan.box.city(home) if plan.box.rules.exact else home
-    for day in plan.days:
-        yield from _eaten_on(day, home, plan.box)
+@lru_cache(maxsize=MEMO_DAYS)
+def _served(day: Day, home: str, box: Sandbox) -> frozenset[str]:
+    """Normalised cuisines of a day's meals away from home."""
+    return frozenset([name_key(part) for row in _eaten(day, home, box) for part in row.cuisines.split(",")])
 
 
 @lru_cache(maxsize=MEMO_DAYS)
-def _eaten_on(day: Day, home: str, box: Sandbox) -> tuple[Restaurant, ...]:
+def _eaten(day: Day, home: str, box: Sandbox) -> tuple[Restaurant, ...]:
+    """Restaurants of a day away from home, in order."""
     rows: list[Restaurant] = []
     slots = {slot.field: slot for slot in day.meals}
     for meal in MEALS:
@@ -240,8 +236,8 @@ def _eaten_on(day: Day, home: str, box: Sandbox) -> tuple[Restaurant, ...]:
         slot = slots.get(meal)
         if slot is None:
             continue
-        row = _first(slot.place, day, slot.fault)
-        at_home = slot.place is not None and slot.place.city == home
+        row = _first(slot, day)
+        at_home = slot.city == home
         if at_home and box.rules.skips_day_after_origin:
             break
         if isinstance(row, Restaurant) and not at_home:
@@ -249,15 +245,14 @@ def _eaten_on(day: Day, home: str, box: Sandbox) -> tuple[Restaurant, ...]:
     return tuple(rows)
 
 
-def valid_transportation(plan: Reading) -> str:
+def valid_transportation(plan: Reading, wish: object) -> str:
     """No transport of the kind that the traveller does not want."""
     rules = plan.box.rules
-    wish = _wish("valid_transportation", plan.request, rules)
     banned = BANS.get(wish) if isinstance(wish, str) else None
     if banned is None and rules.exact:
         return f"{wish!r} is no known wish for transport"
     for day in plan.days:
-        if not rules.optional_fields:
+        if day.missing and not rules.optional_fields:
             _want_fields(day, plan.box, ("transportation",))
         if day.leg_fault and not (rules.foreign_day and isinstance(day.transport_value, list)):
             raise Unreadable(day.leg_fault)

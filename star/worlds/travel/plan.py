@@ -102,7 +102,7 @@ def _kind(value: object) -> str:
 
 def unwrap(value: object) -> Sequence[object] | None:
     """The list of days in a decoded value: itself, one under a key such as "plan", or the days of a record of days."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return value if value else None
     if not isinstance(value, Mapping) or not value:
         return None

@@ -7,19 +7,24 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count, repeat
+from typing import Any
 
 from star.worlds.travel.plan import ABSENT, ALL_EMPTY, EMPTY, FILLER, MEALS, NOT_FOUND, decode, read_day, unwrap
 from star.worlds.travel.request import Request
 from star.worlds.travel.sandbox import Sandbox, Slot
+from star.worlds.travel.tables import Hotel
 from star.worlds.travel.transport import Leg, read_leg
 
 PLANNED = ("transportation", "breakfast", "attraction", "lunch", "dinner", "accommodation")
 """The six fields that a complete day fills."""
 _PLANNED = frozenset(PLANNED)
 _BLANK = ("", ABSENT)
+_values: Callable[[dict[object, object]], Iterable[object]] = dict.values
 MEMO_DAYS = 8192
 """How many days are remembered, each by its texts."""
 
@@ -33,6 +38,8 @@ class Day:
     """The text that says where the day is spent."""
     cities: tuple[str | None, ...] = ()
     """One city, or origin and destination of a day of travel; names as the mode compares them."""
+    travels: bool = False
+    """Whether these are two."""
     where_fault: str = ""
     scope: tuple[str, ...] = ()
     """What a place is compared with to see whether it is where the traveller is."""
@@ -44,7 +51,15 @@ class Day:
     meal_keys: tuple[Hashable, ...] = ()
     """Equal keys are the same place."""
     sight_keys: tuple[Hashable, ...] = ()
+    sight_fault: str = ""
+    """Why a sight cannot be read."""
     hotel_key: Hashable = None
+    rooms: tuple[Hotel, ...] = ()
+    """Rows of the hotel."""
+    nights: float = 0
+    """For how many nights at least it must be taken; infinite if it cannot be read."""
+    stay_fault: str = ""
+    """Why the mode cannot take what the day says of its hotel."""
     hotel_value: object = None
     transport_value: object = None
     blank: frozenset[str] = frozenset()
@@ -62,12 +77,8 @@ class Day:
     faults: tuple[str, ...] = ()
     """Schema failures in words."""
 
-    @property
-    def travels(self) -> bool:
-        return len(self.cities) == 2
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Reading:
     """A plan read for one request, under the rules of `box`."""
 
@@ -84,44 +95,46 @@ class Reading:
     """YYYY-MM-DD of each of `days`."""
 
 
+_Reader = Callable[[int, object, Sandbox], Day]
+"""Reads what stands for a day, by its number from 1."""
+
+
 def read(request: Request, answer: object, box: Sandbox) -> tuple[Reading | None, str]:
     """The plan as the mode of `box` reads it; None and the reason if none was delivered."""
     value = decode(answer)
     units = unwrap(value) if box.rules.normalised else value
     if not units:
         return None, NOT_FOUND
-    if not isinstance(units, list | tuple):
+    if not isinstance(units, (list, tuple)):
         units = [None]
     if not box.rules.normalised:
-        days = [_remembered(_raw_day, number, unit, box) for number, unit in enumerate(units[: request.days], 1)]
+        days = _days(_raw_day, units[: request.days], box)
         broken = next((day.broken for day in days if day.broken), "")
         return Reading(request, box, tuple(days), broken=broken, dates=request.dates(len(days))), ""
-    days = [_remembered(_normal_day, number, unit, box) for number, unit in enumerate(units, 1)]
+    days = _days(_normal_day, units, box)
     while days and days[-1].empty:
         days.pop()
-    faults = tuple(fault for day in days for fault in day.faults)
     if not days:
         return None, ALL_EMPTY
+    faults = tuple([fault for day in days for fault in day.faults])
     planned = tuple(days[: request.days])
     beyond = len(days) - len(planned)
     return Reading(request, box, planned, beyond, faults, dates=request.dates(len(planned))), ""
 
 
-def _remembered(reader: Callable[[int, object, Sandbox], Day], number: int, unit: object, box: Sandbox) -> Day:
-    """Read a day, or take the reading of an equal one: the days of a group of plans have much in common."""
-    if not isinstance(unit, dict):
-        return reader(number, unit, box)
+def _days(reader: _Reader, units: Sequence[Any], box: Sandbox) -> list[Day]:
+    """Read the days, or take the readings of equal ones: the days of a group of plans have much in common."""
     try:
-        return _memo(reader, number, tuple(unit.items()), box)
-    except TypeError:  # a value that is a list or a record has no hash
-        return reader(number, unit, box)
+        names, values = map(tuple, units), map(tuple, map(_values, units))
+        return list(map(_memo, repeat(reader), count(1), names, values, repeat(box)))
+    except TypeError:  # a day that is no record, or one that holds a list or a record, which has no hash
+        return [reader(number, unit, box) for number, unit in enumerate(units, 1)]
 
 
 @lru_cache(maxsize=MEMO_DAYS)
-def _memo(
-    reader: Callable[[int, object, Sandbox], Day], number: int, items: tuple[tuple[object, object], ...], box: Sandbox
-) -> Day:
-    return reader(number, dict(items), box)
+def _memo(reader: _Reader, number: int, names: tuple[object, ...], values: tuple[object, ...], box: Sandbox) -> Day:
+    """The reading of a record of `names` and `values`."""
+    return reader(number, dict(zip(names, values, strict=True)), box)
 
 
 def _normal_day(number: int, unit: object, box: Sandbox) -> Day:
@@ -144,7 +157,7 @@ def _normal_day(number: int, unit: object, box: Sandbox) -> Day:
         day.sights = tuple([box.slot("attraction", part) for part in parts if part])
     if "accommodation" not in day.blank:
         day.hotel = box.slot("accommodation", text["accommodation"])
-    return _keyed(day)
+    return _keyed(day, box.rules.exact)
 
 
 def _raw_day(number: int, unit: object, box: Sandbox) -> Day:
@@ -172,14 +185,24 @@ def _raw_day(number: int, unit: object, box: Sandbox) -> Day:
         day.sights = tuple([_raw_slot("attraction", part, box) for part in parts])
     if _given(day.hotel_value):
         day.hotel = _raw_slot("accommodation", day.hotel_value, box)
-    return _keyed(day)
+    if "accommodation" in day.missing:
+        day.stay_fault = f"day {number} lacks accommodation"
+    elif box.rules.null_hotel_fails and day.hotel is None and "accommodation" not in day.blank:
+        day.stay_fault = f"day {number} accommodation is no text"
+    return _keyed(day, box.rules.exact)
 
 
-def _keyed(day: Day) -> Day:
-    """The day, with the keys of its places."""
+def _keyed(day: Day, exact: bool) -> Day:
+    """The day, with what its places add up to."""
     day.meal_keys = tuple([slot.key for slot in day.meals])
     day.sight_keys = tuple([slot.key for slot in day.sights])
-    day.hotel_key = day.hotel.key if day.hotel else None
+    day.sight_fault = next((slot.fault for slot in day.sights if slot.fault), "")
+    if day.hotel is not None:
+        day.hotel_key = day.hotel.key
+        day.rooms = tuple([row for row in day.hotel.rows if isinstance(row, Hotel)])
+        known = exact or len(day.rooms) == 1
+        day.nights = math.inf if day.hotel.fault else max([row.minimum_nights for row in day.rooms if known], default=0)
+    day.travels = len(day.cities) == 2
     return day
 
 
@@ -190,7 +213,7 @@ def _given(value: object) -> bool:
 def _raw_slot(name: str, value: object, box: Sandbox) -> Slot:
     if isinstance(value, str):
         return box.slot(name, value)
-    return Slot(name, repr(value), fault=f"{name} is no text")
+    return Slot(name, repr(value), repr(value), fault=f"{name} is no text")
 
 
 def _raw_cities(day: Day, unit: Mapping[str, object], box: Sandbox) -> None:

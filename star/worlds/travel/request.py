@@ -14,7 +14,7 @@ class Unreadable(Exception):
     """A value that a check needs cannot be read; the check fails with this text as its reason."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """Facts of one query, by the names of the published data sets."""
 
@@ -37,7 +37,7 @@ class Request:
     def number(self, name: str) -> float:
         """A number of the facts; raises Unreadable if it is none."""
         value = self.facts.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise Unreadable(f"the query's {name.replace('_', ' ')} is {value!r}, not a number")
         return value
 
@@ -49,7 +49,7 @@ class Request:
                 value = float(value.replace("$", "").replace(",", ""))
             except ValueError:
                 value = None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise Unreadable(f"the query's {name.replace('_', ' ')} is {self.facts.get(name)!r}, not a number")
         return value
 
@@ -58,9 +58,9 @@ class Request:
         value = self.facts.get("date")
         if isinstance(value, str):
             value = _literal(value)
-        known = value[:count] if isinstance(value, list | tuple) else ()
+        known = value[:count] if isinstance(value, (list, tuple)) else ()
         dates = [date if isinstance(date, str) else None for date in known]
-        return (*dates, *[None] * (count - len(dates)))
+        return (*dates, *[None] * (count - len(dates))) if len(dates) < count else tuple(dates)
 
 
 def _constraints(value: object) -> Mapping[str, object] | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
-from star.worlds.travel.reading import Day, Reading
+from star.worlds.travel.reading import Reading
 from star.worlds.travel.request import Unreadable
 from star.worlds.travel.text import name_key
 
@@ -18,17 +16,18 @@ def origin_of(plan: Reading) -> str:
     return plan.box.city(org) if plan.box.rules.exact else org
 
 
-def cities_of(day: Day) -> tuple[str | None, ...]:
-    """Cities of a day; raises Unreadable if its text names none."""
-    if day.where_fault and not day.cities:
-        raise Unreadable(f"day {day.number} {day.where_fault}")
-    return day.cities
+def cities_of(plan: Reading) -> list[str | None]:
+    """Cities of all days, in order; raises Unreadable if the text of a day names none."""
+    for day in plan.days:
+        if day.where_fault and not day.cities:
+            raise Unreadable(f"day {day.number} {day.where_fault}")
+    return [city for day in plan.days for city in day.cities]
 
 
 def is_reasonable_visiting_city(plan: Reading) -> str:
     """The trip starts at home, visits known cities of the destination, each in one stay, and ends at home."""
     org = origin_of(plan)
-    cities = [city for day in plan.days for city in cities_of(day)]
+    cities = cities_of(plan)
     if not cities:
         return "the plan visits no city"
     if plan.days[0].travels and cities[0] != org:
@@ -63,12 +62,12 @@ def _broken_sequence(cities: list[str | None]) -> str:
     last = len(cities) - 1
     seen: set[str | None] = set()
     start = 0
-    for city, group in groupby(cities):
-        count = sum(1 for _ in group)
-        end = start + count - 1
+    for end, city in enumerate(cities):
+        if end < last and cities[end + 1] == city:
+            continue
         if city in seen and start not in (0, last):
             return f"{city} is visited twice"
-        if count == 1 and 0 < end < last:
+        if start == end and 0 < end < last:
             return f"{city} is passed without a stay"
         seen.add(city)
         start = end + 1
@@ -78,23 +77,21 @@ def _broken_sequence(cities: list[str | None]) -> str:
 def _wrong_place(plan: Reading, cities: list[str | None]) -> str:
     """Every city is known, and all but the first and the last belong to the destination."""
     box, dest = plan.box, plan.request.text("dest")
-    states = box.database.states
+    exact, within = box.rules.exact, plan.request.days > LONGEST_CITY_TRIP
+    states = box.database.state_keys if exact else box.database.states
+    known = box.database.city_keys if exact else states.keys()
+    state, town = (name_key(dest), box.city(dest)) if exact else (dest, None)
+    last = len(cities) - 1
     for index, city in enumerate(cities):
-        if city is None or (city not in box.database.city_keys if box.rules.exact else city not in states):
+        if city is None or city not in known:
             return f"{city} is not a known city"
-        if index in (0, len(cities) - 1):
+        if index in (0, last):
             continue
-        if plan.request.days <= LONGEST_CITY_TRIP:
-            if box.rules.exact and city != box.city(dest):
-                return f"{city} is not the destination, {dest}"
-        elif not (_in_state(plan, city, dest) if box.rules.exact else states[city] == dest):
+        if within and states.get(city) != state:
             return f"{city} is not in {dest}"
+        if not within and exact and city != town:
+            return f"{city} is not the destination, {dest}"
     return ""
-
-
-def _in_state(plan: Reading, city: str, state: str) -> bool:
-    found = plan.box.database.state_of(city)
-    return found is not None and name_key(found) == name_key(state)
 
 
 def wrong_city_number(plan: Reading) -> str:
@@ -102,13 +99,10 @@ def wrong_city_number(plan: Reading) -> str:
     facts, rules = plan.request.facts, plan.box.rules
     if "visiting_city_number" not in facts:
         return "the query does not say how many cities to visit" if rules.visits_required else ""
-    org = origin_of(plan)
-    visited: set[str | None] = set()
-    for day in plan.days:
-        cities = cities_of(day)
-        if day.number == 1 and day.travels and cities[0] != org:
-            return f"the trip starts in {cities[0]}, not in {org}"
-        visited.update(cities)
+    org, days = origin_of(plan), plan.days
+    if days and days[0].travels and days[0].cities[0] != org:
+        return f"the trip starts in {days[0].cities[0]}, not in {org}"
+    visited = set(cities_of(plan))
     visited.discard(org)
     wanted = facts["visiting_city_number"]
     return "" if len(visited) == wanted else f"{len(visited)} cities are visited, not {wanted}"

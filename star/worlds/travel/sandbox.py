@@ -28,31 +28,24 @@ _ROUTE = re.compile(r"from\s+(?P<origin>.+?)\s+to\s+(?P<destination>[^,]+)")
 _NOTES = ("cost", "price", "average cost", "$", "~$")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A meal, sight or hotel as a plan names it. `rows` are the matching table rows, in table order."""
-
-    text: str
-    key: Hashable
-    """Equal keys are the same place."""
-    city: str
-    rows: tuple[Row, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
-    """What a field of a day holds. Exactly one of `place` and `fault` is set."""
+    """What a field of a day holds: a meal, a sight or a hotel as the plan names it, or what cannot be read."""
 
     field: str
     label: str
     """As written, for reasons."""
-    place: Place | None = None
+    key: Hashable
+    """Equal keys are the same place, or equal texts."""
+    city: str = ""
+    rows: tuple[Row, ...] = ()
+    """The matching table rows, in table order."""
     fault: str = ""
+    """Why the field cannot be read; then it has no city and no rows."""
 
-    @property
-    def key(self) -> Hashable:
-        """Equal keys are the same place, or equal texts."""
-        return self.place.key if self.place else self.label
+
+Found = tuple[Hashable, str, tuple[Row, ...]]
+"""What a text stands for: key, city and rows of a slot."""
 
 
 class Sandbox:
@@ -61,7 +54,7 @@ class Sandbox:
     def __init__(self, database: Database, mode: Mode) -> None:
         self.database = database
         self.rules = RULES[mode]
-        self._place: Callable[[Table, str], Place] = self._exact if self.rules.exact else self._containing
+        self._find: Callable[[Table, str], Found] = self._exact if self.rules.exact else self._containing
         self.slot = lru_cache(maxsize=_MEMO)(self._slot)
         self.route = lru_cache(maxsize=_MEMO)(self._keyed_route if self.rules.exact else literal_route)
         self.kilometres = lru_cache(maxsize=_MEMO)(self._kilometres)
@@ -75,26 +68,26 @@ class Sandbox:
 
     def _slot(self, field: str, text: str) -> Slot:
         """What a non-empty text in a field of a day stands for."""
-        return Slot(field, text, self._place(TABLES.get(field, "restaurants"), text))
+        return Slot(field, text, *self._find(TABLES.get(field, "restaurants"), text))
 
     def _listing(self, table: Table) -> Any:
         if table == "hotels":
             return self.database.hotel_listing
         return self.database.restaurant_listing if table == "restaurants" else self.database.sight_listing
 
-    def _exact(self, table: Table, text: str) -> Place:
+    def _exact(self, table: Table, text: str) -> Found:
         """The rows of exactly this name and city; "Name, City, ST" and a note of the cost after it are understood."""
-        literal = self._at(table, text, text)
-        if literal.rows:
+        literal = self._at(table, text)
+        if literal[2]:
             return literal
-        others = (self._at(table, text, reading) for reading in self._readings(text))
-        return next((place for place in others if place.rows), literal)
+        others = (self._at(table, reading) for reading in self._readings(text))
+        return next((found for found in others if found[2]), literal)
 
-    def _at(self, table: Table, text: str, reading: str) -> Place:
-        """The place of a text if it stands for `reading`, which has the form "Name, City"."""
+    def _at(self, table: Table, reading: str) -> Found:
+        """What a text of the form "Name, City" stands for."""
         name, _, city = reading.rpartition(",")
         key = (plain_key(name), city_key(city))
-        return Place(text, key, key[1], self._listing(table).named(key[1], key[0]) if key[0] else ())
+        return key, key[1], self._listing(table).named(key[1], key[0]) if key[0] else ()
 
     def _readings(self, text: str) -> list[str]:
         """Other texts of the form "Name, City" that `text` may stand for, the most literal first."""
@@ -108,11 +101,11 @@ class Sandbox:
     def _is_state(self, key: str) -> bool:
         return key in _STATES or bool(self.database.cities(key))
 
-    def _containing(self, table: Table, text: str) -> Place:
+    def _containing(self, table: Table, text: str) -> Found:
         name, city = name_and_city(text)
         if self.rules.strips_state:
             city = before_parenthesis(city).strip()
-        return Place(text, text, city, self._listing(table).holding(city, name))
+        return text, city, self._listing(table).holding(city, name)
 
     def _keyed_route(self, text: str) -> tuple[str, str] | None:
         """Keys of A and B in "from A to B", whatever the case; B ends at a comma or where no known city goes on."""

@@ -2,21 +2,21 @@
 
 Flights stay on disk. Those of one route on one day are one row, a bucket, with their columns packed one after another: what
 is asked for together lies together and is unpacked in a few calls. Cities, dates, times and durations repeat a lot, so a
-bucket holds small integers that point into the table `texts`. The other tables are kept as plain rows and are read whole,
-once, when they are first asked for.
+bucket holds small integers that point into the table `texts`. Those of its route and date make up its key, so that it is found
+in one descent of one tree. Answers are not kept: the garbage collector would walk through them, which costs more than it takes
+to read them again. The other tables are kept as plain rows and are read whole, once, when they are first asked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sqlite3
 import struct
 import threading
 from collections.abc import Iterable, Iterator
-from functools import cached_property, lru_cache, partial
-from itertools import chain, groupby, repeat
+from functools import cached_property, lru_cache
+from itertools import chain, groupby, product, repeat, starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,30 +27,35 @@ from star.worlds.travel.csv_tables import read_flights, read_places
 from star.worlds.travel.tables import Distance, Flight, Hotel, Restaurant, Sight, Tables
 from star.worlds.travel.text import city_key
 
-FORMAT = "star-travel-2"
+FORMAT = "star-travel-3"
 MAGIC = b"SQLite format 3\x00"
-REMEMBERED = 1024
-"""Answers of each kind that an open store keeps in memory."""
+_DAMAGE = (sqlite3.Error, struct.error, LookupError, TypeError, ValueError)
+"""What reading a file raises that is not what was written."""
+_TEXT_BITS = 21
+"""Bits of a text's number in the key of a bucket; three of them fit into SQLite's signed integers of 64."""
+_TEXT_MASK = (1 << _TEXT_BITS) - 1
+_BETWEEN = "\n"
+"""Between two flight numbers; in none of them."""
+_FLIGHT_BYTES = 32
+"""Bytes of one flight in a bucket, without its number."""
 
 _SCHEMA = """
-create table meta (format text not null);
+create table meta (format text not null, flights integer not null);
 create table hotels (name, room_type, price, minimum_nights, rating, house_rules, maximum_occupancy, city);
 create table restaurants (name, city, cuisines, cost, rating);
 create table sights (name, latitude, longitude, address, phone, website, city);
 create table distances (origin, destination, duration, distance);
 create table texts (id integer primary key, text text not null);
 create table states (city text not null, state text not null);
-create table flights (id integer primary key, origin integer, destination integer, date integer, numbers text, packed blob);
-create table flight_numbers (number text, bucket integer, position integer,
-                             primary key (number, bucket, position)) without rowid;
+create table routes (origin integer, destination integer, primary key (origin, destination)) without rowid;
+create table flights (bucket integer primary key, numbers text not null, packed blob not null);
+create table flight_numbers (number text, bucket integer, primary key (number, bucket)) without rowid;
 """
 _SCRATCH = """
 attach '' as scratch;
 pragma scratch.journal_mode = off;
 pragma scratch.synchronous = off;
-create table scratch.flights (place integer primary key, origin, destination, date, number, price, distance,
-                              departure, arrival, elapsed);
-create table scratch.numbers (number, bucket, position);
+create table scratch.flights (place integer primary key, bucket, number, price, distance, departure, arrival, elapsed);
 """
 """What is needed only while a store is built: an attached file without a name, which SQLite removes by itself."""
 _ROWS: dict[str, tuple[type[Any], str, str]] = {
@@ -65,18 +70,39 @@ _ROWS: dict[str, tuple[type[Any], str, str]] = {
 }
 """Small table -> record of a row, how rows are written, and how read; columns in the order of the record's fields."""
 
-_ON_ROUTE = "select numbers, packed from flights where origin = ? and destination = ? and date = ?"
-_BY_NUMBER = """select position, origin, destination, date, packed
-from flight_numbers join flights on id = bucket where number = ?"""
-_GROUPED = """select origin, destination, date, number, price, distance, departure, arrival, elapsed, place
-from scratch.flights order by origin, destination, date, place"""
-_make_flight = partial(tuple.__new__, Flight)
+_OF_BUCKET = "select numbers, packed from flights where bucket = ?"
+_BY_NUMBER = "select bucket, numbers, packed from flight_numbers join flights using (bucket) where number = ?"
+_GROUPED = """select bucket, number, price, distance, departure, arrival, elapsed, place
+from scratch.flights order by bucket, place"""
+_NUMBERED = "insert into flight_numbers select distinct number, bucket from scratch.flights order by number, bucket"
+_PRAGMAS = ("page_size = 16384", "journal_mode = off", "synchronous = off", "locking_mode = exclusive", "cache_size = -65536")
+"""How a store is written. A large page makes the tree flat, and most buckets lie on the page on which they are found."""
+_CACHE = "pragma cache_size = -16384"
+"""16 MiB a thread, enough for every page above the leaves."""
 
 
 @lru_cache(maxsize=1024)
 def _packing(count: int) -> struct.Struct:
     """How `count` flights are packed: price and distance, then departure, arrival, elapsed time and place in published order."""
     return struct.Struct(f"<{2 * count}d{4 * count}I")
+
+
+@lru_cache(maxsize=1024)
+def _shown(count: int) -> struct.Struct:
+    """The part of `_packing` that a flight shows, which is all but its place."""
+    return struct.Struct(f"<{2 * count}d{3 * count}I")
+
+
+class _Numbering(dict[str, int]):
+    """Text -> its number; a new text gets the next one."""
+
+    def __missing__(self, text: str) -> int:
+        number = len(self)
+        if number >> _TEXT_BITS:
+            what = f"the flights name more than {number:,} different cities, dates and times"
+            raise DataError(what, "Check the columns of their table")
+        self[text] = number
+        return number
 
 
 def is_store(path: Path) -> bool:
@@ -111,40 +137,50 @@ def write(places: Tables, flights: Iterable[Flight], target: Path) -> None:
 
 
 def _fill(connection: sqlite3.Connection, places: Tables, flights: Iterable[Flight]) -> None:
-    for pragma in ("journal_mode = off", "synchronous = off", "locking_mode = exclusive", "cache_size = -65536"):
+    for pragma in _PRAGMAS:
         connection.execute(f"pragma {pragma}")
     connection.executescript(_SCHEMA)
-    connection.execute("insert into meta values (?)", (FORMAT,))
     for table, (_, insert, _) in _ROWS.items():
         connection.executemany(insert, map(dataclasses.astuple, getattr(places, table)))
     connection.executemany("insert into states values (?, ?)", places.states.items())
-    _write_flights(connection, flights)
+    count = _write_flights(connection, flights)
+    connection.execute("insert into meta values (?, ?)", (FORMAT, count))
     connection.commit()
 
 
-def _write_flights(connection: sqlite3.Connection, flights: Iterable[Flight]) -> None:
-    texts: dict[str, int] = {}
+def _write_flights(connection: sqlite3.Connection, flights: Iterable[Flight]) -> int:
+    """Write the flights, and return how many there are."""
+    texts = _Numbering()
+    routes: set[tuple[int, int]] = set()
     connection.executescript(_SCRATCH)
-    connection.executemany("insert into scratch.flights values (null, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _pointing(flights, texts))
+    connection.executemany("insert into scratch.flights values (null, ?, ?, ?, ?, ?, ?, ?)", _pointing(flights, texts, routes))
     connection.executemany("insert into texts values (?, ?)", ((number, text) for text, number in texts.items()))
-    for bucket, (route, rows) in enumerate(groupby(connection.execute(_GROUPED), itemgetter(0, 1, 2))):
-        numbers, *columns = list(zip(*rows, strict=True))[3:]
-        packed = _packing(len(numbers)).pack(*chain(*columns))
-        row = (bucket, *route, json.dumps(numbers, ensure_ascii=False), packed)
-        connection.execute("insert into flights values (?, ?, ?, ?, ?, ?)", row)
-        connection.executemany("insert into scratch.numbers values (?, ?, ?)", zip(numbers, repeat(bucket), range(len(numbers))))
-    connection.execute("insert into flight_numbers select * from scratch.numbers order by number, bucket, position")
-    connection.execute("create unique index flight_route on flights (origin, destination, date)")
+    connection.executemany("insert into routes values (?, ?)", sorted(routes))
+    for bucket, rows in groupby(connection.execute(_GROUPED), itemgetter(0)):
+        _, numbers, *columns = zip(*rows, strict=True)
+        row = (bucket, _BETWEEN.join(numbers), _packing(len(numbers)).pack(*chain(*columns)))
+        connection.execute("insert into flights values (?, ?, ?)", row)
+    connection.execute(_NUMBERED)
+    count: int = connection.execute("select count(*) from scratch.flights").fetchone()[0]
     connection.commit()
     connection.execute("detach scratch")
+    return count
 
 
-def _pointing(flights: Iterable[Flight], texts: dict[str, int]) -> Iterator[tuple[object, ...]]:
-    """Flights with each repeating text replaced by its number in `texts`, which is filled on the way."""
-    for row in flights:
-        route = [texts.setdefault(text, len(texts)) for text in (row.origin, row.destination, row.date)]
-        times = [texts.setdefault(text, len(texts)) for text in (row.departure, row.arrival, row.elapsed)]
-        yield (*route, row.number, row.price, row.distance, *times)
+def _pointing(flights: Iterable[Flight], texts: _Numbering, routes: set[tuple[int, int]]) -> Iterator[tuple[object, ...]]:
+    """Flights with their bucket, and each repeating text replaced by its number; `texts` and `routes` are filled on the way."""
+    for number, price, departure, arrival, elapsed, date, origin, destination, distance in flights:
+        if _BETWEEN in number:
+            raise DataError(f"the flight number {number!r} has a line break", "Correct it in the table of flights")
+        start, end = texts[origin], texts[destination]
+        routes.add((start, end))
+        bucket = _bucket(start, end, texts[date])
+        yield bucket, number, price, distance, texts[departure], texts[arrival], texts[elapsed]
+
+
+def _bucket(origin: int, destination: int, date: int) -> int:
+    """Key of the bucket of a route on a day, of the numbers of their texts."""
+    return (origin << _TEXT_BITS | destination) << _TEXT_BITS | date
 
 
 class Store:
@@ -153,9 +189,6 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._local = threading.local()
-        # The rollouts of a group, and the judge after them, ask for the same flights again and again.
-        self._routes = lru_cache(maxsize=REMEMBERED)(self._read_route)
-        self._numbered = lru_cache(maxsize=REMEMBERED)(self._read_number)
         try:
             found = self._connection.execute("select format from meta").fetchone()[0]
         except (sqlite3.Error, TypeError) as error:
@@ -168,6 +201,7 @@ class Store:
         if getattr(self._local, "process", None) != os.getpid():
             address = f"file:{quote(str(self.path.absolute()))}?mode=ro&immutable=1"
             self._local.connection = sqlite3.connect(address, uri=True)
+            self._local.connection.execute(_CACHE)
             self._local.process = os.getpid()
         connection: sqlite3.Connection = self._local.connection
         return connection
@@ -179,9 +213,9 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """Rows of each table."""
-        tables = {"flights": "flight_numbers", **{name: name for name in (*_ROWS, "states")}}
         count = "select count(*) from {}"
-        return {name: self._connection.execute(count.format(table)).fetchone()[0] for name, table in tables.items()}
+        queries = {"flights": "select flights from meta", **{name: count.format(name) for name in (*_ROWS, "states")}}
+        return {name: self._connection.execute(query).fetchone()[0] for name, query in queries.items()}
 
     def states(self) -> dict[str, str]:
         return dict(self._connection.execute("select city, state from states order by rowid"))
@@ -201,75 +235,71 @@ class Store:
 
     def flight_cities(self) -> set[str]:
         """Names of the cities that a flight leaves from or reaches."""
-        found: set[str] = set()
-        for walk in ("select distinct origin from flights", "select distinct destination from flights"):
-            found.update(self._texts[number] for (number,) in self._connection.execute(walk))
-        return found
+        return {city for route in self.routes() for city in route}
 
     def routes(self) -> set[tuple[str, str]]:
         """Origin and destination of every route."""
-        rows = self._connection.execute("select distinct origin, destination from flights")
+        rows = self._connection.execute("select origin, destination from routes")
         return {(self._texts[origin], self._texts[destination]) for origin, destination in rows}
 
     def route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
         """Flights between two cities, given as normalised keys, on a date, in published order."""
-        return self._routes(origin, destination, date)
+        numbers = self._numbers
+        keys = starmap(_bucket, product(numbers.get(origin, ()), numbers.get(destination, ()), numbers.get(date, ())))
+        try:
+            found = [(key, *row) for key in keys for row in self._connection.execute(_OF_BUCKET, (key,))]
+            return self._flights(*found[0]) if len(found) == 1 else self._merged(found)
+        except _DAMAGE as error:
+            raise self._damaged(error) from None
 
     def numbered(self, number: str) -> tuple[Flight, ...]:
         """Flights of this number, in published order."""
-        return self._numbered(number)
+        try:
+            rows = self._connection.execute(_BY_NUMBER, (number,))
+            found = [single for row in rows for single in self._singles(number, *row)]
+            return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
+        except _DAMAGE as error:
+            raise self._damaged(error) from None
 
-    def _read_route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
-        numbers = self._numbers
-        choices = [
-            (start, end, day)
-            for start in numbers.get(origin, ())
-            for end in numbers.get(destination, ())
-            for day in numbers.get(date, ())
-        ]
-        if len(choices) == 1:
-            row = self._connection.execute(_ON_ROUTE, choices[0]).fetchone()
-            return self._bucket(*choices[0], *row)[1] if row else ()
-        found = [
-            pair
-            for choice in choices
-            for row in self._connection.execute(_ON_ROUTE, choice)
-            for pair in zip(*self._bucket(*choice, *row), strict=True)
-        ]
+    def _damaged(self, error: Exception) -> DataError:
+        return DataError(f"{self.path}:1: the store is damaged ({error})", "Build it again with `build`")
+
+    def _merged(self, rows: Iterable[tuple[int, str, bytes]]) -> tuple[Flight, ...]:
+        """Flights of some buckets, in published order."""
+        found: list[tuple[int, Flight]] = []
+        for key, named, packed in rows:
+            count = len(packed) // _FLIGHT_BYTES
+            found.extend(zip(_packing(count).unpack(packed)[-count:], self._flights(key, named, packed), strict=True))
         return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
 
-    def _read_number(self, number: str) -> tuple[Flight, ...]:
-        rows = self._connection.execute(_BY_NUMBER, (number,))
-        found = sorted((self._single(number, *row) for row in rows), key=itemgetter(0))
-        return tuple(flight for _, flight in found)
+    def _singles(self, number: str, key: int, named: str, packed: bytes) -> Iterator[tuple[int, Flight]]:
+        """Place in the published table, and the flight, of those of one number in a bucket."""
+        text, names = self._texts, named.split(_BETWEEN)
+        route = (text[key & _TEXT_MASK], text[key >> 2 * _TEXT_BITS], text[key >> _TEXT_BITS & _TEXT_MASK])
+        values = _packing(len(names)).unpack(packed)
+        for position, name in enumerate(names):
+            if name == number:
+                price, distance, departure, arrival, elapsed, place = values[position :: len(names)]
+                yield place, Flight(number, price, text[departure], text[arrival], text[elapsed], *route, distance)
 
-    def _single(self, number: str, position: int, origin: int, destination: int, date: int, packed: bytes) -> tuple[int, Flight]:
-        """Place in the published table, and the flight, at one position of a bucket."""
-        text, values = self._texts, _packing(len(packed) // _packing(1).size).unpack(packed)
-        price, distance, departure, arrival, elapsed, place = values[position :: len(values) // 6]
-        flight = Flight(
-            number, price, text[departure], text[arrival], text[elapsed], text[date], text[origin], text[destination], distance
-        )
-        return place, flight
-
-    def _bucket(
-        self, origin: int, destination: int, date: int, numbers: str, packed: bytes
-    ) -> tuple[tuple[int, ...], tuple[Flight, ...]]:
-        """Places in the published table, and flights, of a bucket."""
-        text = self._texts
-        named = json.loads(numbers)
-        count = len(named)
-        values = _packing(count).unpack(packed)
-        price, distance, departure, arrival, elapsed, places = (values[at * count : (at + 1) * count] for at in range(6))
+    def _flights(self, key: int, named: str, packed: bytes) -> tuple[Flight, ...]:
+        """Flights of a bucket."""
+        text, numbers = self._texts, named.split(_BETWEEN)
+        count = len(numbers)
+        if len(packed) != count * _FLIGHT_BYTES:
+            raise ValueError(f"{count} numbers and {len(packed)} bytes of flights")
+        values = _shown(count).unpack_from(packed)
+        first = 2 * count
+        times = itemgetter(*values[first:])(text)
         columns = zip(
-            named,
-            price,
-            map(text.__getitem__, departure),
-            map(text.__getitem__, arrival),
-            map(text.__getitem__, elapsed),
-            repeat(text[date]),
-            repeat(text[origin]),
-            repeat(text[destination]),
-            distance,
+            numbers,
+            values[:count],
+            times[:count],
+            times[count:first],
+            times[first:],
+            repeat(text[key & _TEXT_MASK]),
+            repeat(text[key >> 2 * _TEXT_BITS]),
+            repeat(text[key >> _TEXT_BITS & _TEXT_MASK]),
+            values[count:first],
         )
-        return places, tuple(map(_make_flight, columns))
+        return tuple(map(tuple.__new__, repeat(Flight), columns))

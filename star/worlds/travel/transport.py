@@ -37,7 +37,7 @@ _OFFICIAL_PAID: dict[str, Kind] = {"flight number": "flight", "self-driving": "s
 _OFFICIAL_BANNED: dict[str, Kind] = {"Flight": "flight", "Self-driving": "self-driving"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Leg:
     """One day's transport. The three readings differ only in `official`."""
 
@@ -61,19 +61,23 @@ def read_leg(text: str, box: Sandbox) -> Leg:
 
 @lru_cache(maxsize=65536)
 def _strict(text: str, box: Sandbox) -> Leg:
-    lowered = _ASIDE.sub(" ", " ".join(text.casefold().split()))
-    route = box.route(text)
+    lowered = " ".join(text.casefold().split())
+    if "(" in lowered or "no " in lowered:
+        lowered = _ASIDE.sub(" ", lowered)
     words = _WORD.findall(lowered.replace("self driving", "self-driving").replace("self drive", "self-drive"))
-    first = next((word for word in words if word in _WORDS or word in _FOREIGN), "")
-    kinds = {_WORDS[word] for word in words if word in _WORDS} if first not in _FOREIGN else set()
-    codes = tuple(dict.fromkeys(word.upper() for word in words if _NUMBER.fullmatch(word)))
+    kinds = {_WORDS[word] for word in words if word in _WORDS}
+    foreign = [word for word in words if word in _FOREIGN]
+    if foreign and next(word for word in words if word in _WORDS or word in _FOREIGN) in _FOREIGN:
+        kinds = set()
+    # A number is the only word that ends in a digit, more or less, and digits come before letters.
+    codes = tuple(dict.fromkeys(word.upper() for word in words if word[-1] <= "9" and _NUMBER.fullmatch(word)))
     known = tuple(code for code in codes if box.numbered(code))
     numbers = known or (codes[:1] if "flight" in kinds else ())
     if numbers:
         kinds.add("flight")
     order: tuple[Kind, ...] = ("flight", "self-driving", "taxi")
     lookup = next((kind for kind in order if kind in kinds), None)
-    return Leg(text, frozenset(kinds), lookup, frozenset(kinds), numbers, route)
+    return Leg(text, frozenset(kinds), lookup, frozenset(kinds), numbers, box.route(text))
 
 
 @lru_cache(maxsize=65536)

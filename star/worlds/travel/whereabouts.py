@@ -53,10 +53,10 @@ def _either(day: Day) -> str:
 
 def _is_inside(slot: Slot, cities: Sequence[str], exact: bool) -> bool:
     """Whether a place is in one of the cities; unless `exact`, whether its text holds the name of one."""
-    if slot.place is None:
+    if slot.fault:
         return False
     if exact:
-        return slot.place.city in cities
+        return slot.city in cities
     return any(city in slot.label for city in cities)
 
 
@@ -114,7 +114,7 @@ def _unknown(day: Day, box: Sandbox, date: str | None) -> str:
     if day.leg is not None and (reason := _unknown_leg(day, day.leg, box, date)):
         return reason
     for slot in (*day.meals, *day.sights, *((day.hotel,) if day.hotel else ())):
-        if slot.place is None or not slot.place.rows:
+        if not slot.rows:
             return f"day {day.number} {slot.field} {slot.label!r} is not in the database"
     return ""
 
