@@ -394,6 +394,13 @@ def test_stale_weights_stop_the_run(reference: None, make: Make) -> None:
     assert 0 < trainer.state.global_step < 8, "the first batch was the policy's own"
 
 
+def test_a_copy_is_sampled_from_in_one_process_only(reference: None, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(GRPO(), rollouts={"name": "reference"})
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    with pytest.raises(StarError, match=r"one process only.*rl\.rollouts=hf"):
+        trainer.policy(1.0, 0)
+
+
 def test_training_against_a_server(server: Server, checkpoint: Path, make: Make) -> None:
     trainer = make(GRPO(), rollouts=over_http(server), steps=2, lr=1e-2, checkpoint=str(checkpoint))
     trainer.train()
