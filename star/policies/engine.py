@@ -17,6 +17,10 @@ from star.recipe import Limits
 from star.types import Completion, Finish
 
 
+FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
+"""How an engine calls the end of a turn that was sampled to its end -> how a completion does."""
+
+
 class Tokens(Protocol):
     """What the policy needs of a renderer."""
 

@@ -155,6 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
                 top["token_id:sampled"] = logprob
         found = {"token_logprobs": list(sampled.logprobs), "top_logprobs": tops}
         choice = {"text": "", "logprobs": found, "finish_reason": sampled.finish, "token_ids": list(sampled.ids)}
+        if fault == "abort":
+            choice["finish_reason"] = fault
         if fault == "no ids":
             del choice["token_ids"]
         self.reply(200, {"choices": [choice]})
@@ -339,9 +341,10 @@ def test_a_server_that_fails_ends_the_run(server: Server, checkpoint: Path, worl
         server.faults = list(faults)
         with pytest.raises(StarError, match=what):
             play(sampler.policy(Draws(LIMITS, 1.0)), world)
-    server.faults = ["no ids"] * 400
-    with pytest.raises(StarError, match="no token ids"):
-        play(sampler.policy(Draws(LIMITS, 1.0)), world)
+    for fault in ("no ids", "abort"):
+        server.faults = [fault] * 400
+        with pytest.raises(StarError, match="no whole turn of token ids"):
+            play(sampler.policy(Draws(LIMITS, 1.0)), world)
     server.faults = []
     assert play(sampler.policy(Draws(LIMITS, 1.0)), world)
     with pytest.raises(StarError, match="does not answer"):
