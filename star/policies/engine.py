@@ -16,7 +16,6 @@ from star.protocols import Conversation
 from star.recipe import Limits
 from star.types import Completion, Finish
 
-
 FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 """How an engine calls the end of a turn that was sampled to its end -> how a completion does."""
 
