@@ -16,6 +16,9 @@ from star.protocols import Conversation
 from star.settings import Limits
 from star.types import Completion, Finish
 
+FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
+"""How an engine calls the end of a turn that was sampled to its end -> how a completion does."""
+
 
 class Tokens(Protocol):
     """What the policy needs of a renderer."""

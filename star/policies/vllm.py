@@ -15,8 +15,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.sampling_params import RequestOutputKind
 
 from star.errors import StarError
-from star.policies.engine import Request, Sampled
-from star.types import Finish
+from star.policies.engine import FINISH, Request, Sampled
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 WORKER = "star.policies.vllm.Worker"
@@ -139,5 +138,6 @@ def _sampled(output: Any) -> Sampled:
     """A finished output with flat log-probabilities: for each position those of the sampled id and then of the likeliest."""
     flat = output.logprobs
     found = [tuple(flat.logprobs[start:end]) for start, end in zip(flat.start_indices, flat.end_indices, strict=True)]
-    finish: Finish = "stop" if output.finish_reason == "stop" else "length"
-    return Sampled(tuple(output.token_ids), tuple(row[0] for row in found), tuple(row[1:] for row in found), finish)
+    return Sampled(
+        tuple(output.token_ids), tuple(row[0] for row in found), tuple(row[1:] for row in found), FINISH[output.finish_reason]
+    )

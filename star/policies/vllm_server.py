@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import save_file
 
 from star.errors import StarError
-from star.policies.engine import Request, Sampled
+from star.policies.engine import FINISH, Request, Sampled
 from star.post import PASSING, post, refusal
 
 START = (
@@ -132,7 +132,7 @@ class ServerEngine:
             raise StarError(f"{self._url} refuses a turn (HTTP {error.code} {refusal(error)})", fix) from None
         except (KeyError, IndexError, TypeError, ValueError):
             fix = "It takes vLLM 0.32, whose completions return token ids"
-            raise StarError(f"{self._url}: the answer has no token ids with log-probabilities", fix) from None
+            raise StarError(f"{self._url}: the answer is no whole turn of token ids with log-probabilities", fix) from None
 
     def _ask(self, path: str, body: Mapping[str, Any], passing: frozenset[int] = frozenset()) -> Any:
         """The JSON value that the server answers. Raises HTTPError for a status that is not among the `passing`, StarError if
@@ -161,4 +161,4 @@ def _sampled(reply: Any, likeliest: int) -> Sampled:
     rows = tuple(tuple(sorted(map(float, row.values()), reverse=True)[:likeliest]) for row in found["top_logprobs"])
     if not len(ids) == len(logprobs) == len(rows):
         raise ValueError("ids and log-probabilities do not match")
-    return Sampled(ids, logprobs, rows, "stop" if choice["finish_reason"] == "stop" else "length")
+    return Sampled(ids, logprobs, rows, FINISH[choice["finish_reason"]])

@@ -157,6 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
                 top["token_id:sampled"] = logprob
         found = {"token_logprobs": list(sampled.logprobs), "top_logprobs": tops}
         choice = {"text": "", "logprobs": found, "finish_reason": sampled.finish, "token_ids": list(sampled.ids)}
+        if fault == "abort":
+            choice["finish_reason"] = fault
         if fault == "no ids":
             del choice["token_ids"]
         self.reply(200, {"choices": [choice]})
@@ -322,8 +324,8 @@ def test_an_entropy_is_a_lower_bound_that_closes(student: Any, renderer: Rendere
 def test_a_server_samples_what_its_engine_does(
     server: Server, checkpoint: Path, student: Any, renderer: Renderer, world: Any, temperature: float, top_p: float
 ) -> None:
-    sampler = opened(over_http(server), checkpoint)
-    server.faults = ["503", "cut", "429", "500"]
+    sampler = opened(over_http(server, tries=5), checkpoint)
+    server.faults = ["503", "cut", "429", "500"]  # one turn may meet them all
     draws = Draws(LIMITS, temperature, top_p, seed=3)
     rows = play(sampler.policy(draws), world)
     assert not server.faults and server.asked["/v1/completions"] > len(texts(rows))
@@ -341,9 +343,10 @@ def test_a_server_that_fails_ends_the_run(server: Server, checkpoint: Path, worl
         server.faults = list(faults)
         with pytest.raises(StarError, match=what):
             play(sampler.policy(Draws(LIMITS, 1.0)), world)
-    server.faults = ["no ids"] * 400
-    with pytest.raises(StarError, match="no token ids"):
-        play(sampler.policy(Draws(LIMITS, 1.0)), world)
+    for fault in ("no ids", "abort"):
+        server.faults = [fault] * 400
+        with pytest.raises(StarError, match="no whole turn of token ids"):
+            play(sampler.policy(Draws(LIMITS, 1.0)), world)
     server.faults = []
     assert play(sampler.policy(Draws(LIMITS, 1.0)), world)
     with pytest.raises(StarError, match="does not answer"):
@@ -394,6 +397,13 @@ def test_stale_weights_stop_the_run(reference: None, make: Make) -> None:
     with pytest.raises(StarError, match=r"over rl\.max_gap = 0\.1.*did not take over the latest step"):
         trainer.train()
     assert 0 < trainer.state.global_step < 8, "the first batch was the policy's own"
+
+
+def test_a_copy_is_sampled_from_in_one_process_only(reference: None, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(GRPO(), rollouts={"name": "reference"})
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    with pytest.raises(StarError, match=r"one process only.*rl\.rollouts=hf"):
+        trainer.policy(1.0, 0)
 
 
 def test_training_against_a_server(server: Server, checkpoint: Path, make: Make) -> None:
