@@ -102,6 +102,14 @@ def test_two_processes_go_on_after_a_kill(place: Path, two: Path, good: Star, ki
     assert distance(weights(two, "rl"), weights(place / "two-cut", "rl")) == 0.0
 
 
+def test_accelerate_may_start_them(place: Path, whole: Path, good: Star) -> None:
+    (place / "one.yaml").write_text(
+        'compute_environment: LOCAL_MACHINE\ndistributed_type: "NO"\nnum_processes: 1\nuse_cpu: true\n'
+    )
+    good("rl", "-r", "mini.yaml", "--run", "one", "--from", "whole", "--set", "rl.launch.accelerate=one.yaml")
+    assert distance(weights(whole, "rl"), weights(place / "one", "rl")) == 0.0
+
+
 def workers(run: str) -> list[str]:
     lines = subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout.splitlines()
     return [line for line in lines if "star.worker" in line and run in line]
