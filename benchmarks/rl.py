@@ -39,6 +39,7 @@ from star import plugins
 from star.dataset import messages_of
 from star.policies.hf import HFPolicy
 from star.protocols import Algorithm, Conversation, Env, Policy, Step
+from star.recipe import build_world, find, load
 from star.rewards import Sum
 from star.rollout import Group, Rollout
 from star.settings import Limits, Rl, Tiny
@@ -49,9 +50,8 @@ from star.train.tokens import Renderer
 from star.train.trie import pack
 from star.train.trie_scoring import Tries
 from star.types import Completion, Message, Query, Score, ToolCall, Trajectory
-from star.worlds.travel.world import TravelWorld
 
-WORLD = TravelWorld(days=(3,), size={"cities": 8, "restaurants": 6, "hotels": 4, "sights": 4, "flights": 2})
+WORLD = build_world(load(find("demo")))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from star.manifest import Run
 from star.options import Ablating
 from star.progress import Progress
 from star.recipe import shipped_files
-from star.records import parse, write_json
+from star.records import parse, read_json, write_json
 from star.report import PLAYED, figures
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,10 @@ class Trial:
     interval: tuple[float, float]
     """95 %, Wilson, over the queries of all seeds: it covers the choice of queries, not the chance in training."""
     mode: str
+    tool_calls: float | None
+    """Calls that the rollouts of RL made, those of forks once; mean over the seeds, None for SFT."""
+    minutes: float | None
+    """That RL took; mean over the seeds."""
     notes: list[str]
     """Signs of collapse."""
 
@@ -165,35 +169,67 @@ def table(study: Study, directory: Path) -> list[Trial]:
     found = []
     for variant in ("sft", *study.variants):
         runs = {seed: directory / f"{'shared' if variant == 'sft' else variant}-{seed}" for seed in study.seeds}
-        rows = {seed: _measured(run, variant) for seed, run in runs.items()}
-        notes = [f"seed {seed}: {sign}" for seed, (_, signs) in rows.items() for sign in signs]
+        seen = {seed: _measured(run, variant) for seed, run in runs.items()}
+        notes = [f"seed {seed}: {sign}" for seed, one in seen.items() for sign in one.signs]
         for decoding in PLAYED:
-            done = {seed: row[decoding] for seed, (row, _) in rows.items() if decoding in row}
-            if done:
-                n = sum(row["n"] for row in done.values())
-                rate = metrics.wilson(round(sum(row["n"] * row["success"] for row in done.values())), n)
-                successes = {seed: row["success"] for seed, row in done.items()}
-                mode = next(iter(done.values()))["mode"]
-                found.append(Trial(variant, decoding, successes, n, rate.value, (rate.low, rate.high), mode, notes))
+            done = {seed: one.passes[decoding] for seed, one in seen.items() if decoding in one.passes}
+            if not done:
+                continue
+            n = sum(row["n"] for row in done.values())
+            rate = metrics.wilson(round(sum(row["n"] * row["success"] for row in done.values())), n)
+            successes = {seed: row["success"] for seed, row in done.items()}
+            calls, minutes = (_mean([getattr(seen[seed], what) for seed in done]) for what in ("tool_calls", "minutes"))
+            mode, interval = next(iter(done.values()))["mode"], (rate.low, rate.high)
+            found.append(Trial(variant, decoding, successes, n, rate.value, interval, mode, calls, minutes, notes))
     return found
 
 
-def _measured(directory: Path, variant: str) -> tuple[dict[str, Any], list[str]]:
-    """The rows of one run by pass, and the signs of collapse that its RL showed."""
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run has of one variant."""
+
+    passes: dict[str, Any] = field(default_factory=dict)
+    """Figures by pass."""
+    signs: list[str] = field(default_factory=list)
+    tool_calls: float | None = None
+    minutes: float | None = None
+
+
+def _measured(directory: Path, variant: str) -> Measured:
     if not (directory / "manifest.json").exists():
-        return {}, []
+        return Measured()
     run = Run.open(directory)
-    entries = run.entries()
-    checkpoint = "sft" if variant == "sft" else "rl"
-    signs = entries["rl"].metrics.get("warnings", []) if variant != "sft" and "rl" in entries else []
-    return figures(run).get(checkpoint, {}), signs
+    if variant == "sft":
+        return Measured(figures(run).get("sft", {}))
+    entry = run.entries().get("rl")
+    if entry is None:
+        return Measured()
+    rows = read_json(run.path("rl", "rl-log"))["steps"]
+    calls = sum(row.get("rollout/tool_calls", 0.0) for row in rows) * run.recipe.rl.queries * run.recipe.rl.group
+    return Measured(figures(run).get("rl", {}), entry.metrics.get("warnings", []), calls, entry.seconds / 60)
 
 
 def tables(result: Ablation) -> list[tuple[str, list[str], list[list[str]]]]:
     """(title, head, rows) for a terminal; rates in percent."""
     trials = result.trials
     seeds = sorted({seed for trial in trials for seed in trial.successes})
-    head = ["variant", "decoding", *(f"seed {seed}" for seed in seeds), "success %", "95 %", "n", "mode", "notes"]
+    head = [
+        "variant",
+        "decoding",
+        *(f"seed {seed}" for seed in seeds),
+        "success %",
+        "95 %",
+        "n",
+        "mode",
+        "RL tool calls",
+        "RL minutes",
+        "notes",
+    ]
     rows = [
         [
             trial.variant,
@@ -203,6 +239,8 @@ def tables(result: Ablation) -> list[tuple[str, list[str], list[list[str]]]]:
             f"[{100 * trial.interval[0]:.1f}, {100 * trial.interval[1]:.1f}]",
             str(trial.n),
             trial.mode,
+            "" if trial.tool_calls is None else f"{trial.tool_calls:,.0f}",
+            "" if trial.minutes is None else f"{trial.minutes:.1f}",
             "; ".join(trial.notes),
         ]
         for trial in trials

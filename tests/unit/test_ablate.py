@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from star import ablate, cli
-from star.ablate import Study, chains, find, read, shipped_files, table, tables
+from star.ablate import Measured, Study, chains, find, read, shipped_files, table, tables
 from star.errors import DataError, UsageError
 from star.options import Ablating
 from star.progress import silent
@@ -115,14 +115,17 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypat
 def test_the_table_is_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shares = {("sft", 3): 0.25, ("sft", 4): 0.5, ("grpo", 3): 0.5, ("grpo", 4): 0.75}
 
-    def measured(directory: Path, variant: str) -> tuple[dict[str, Any], list[str]]:
-        share = shares.get((variant, int(directory.name[-1])))
+    def measured(directory: Path, variant: str) -> Measured:
+        seed = int(directory.name[-1])
+        share = shares.get((variant, seed))
         row = {"n": 100, "success": share, "mode": "strict"}
-        return ({"greedy": row} if share is not None else {}), (["it fell"] if variant == "grpo" else [])
+        passes = {"greedy": row} if share is not None else {}
+        return Measured(passes, ["it fell"], 100.0 * seed, 1.5) if variant == "grpo" else Measured(passes)
 
     monkeypatch.setattr(ablate, "_measured", measured)
     sft, grpo = table(STUDY, tmp_path)
-    assert (sft.variant, sft.success, sft.n, sft.notes) == ("sft", 0.375, 200, [])
+    assert (sft.variant, sft.success, sft.n, sft.notes, sft.tool_calls) == ("sft", 0.375, 200, [], None)
+    assert (grpo.tool_calls, grpo.minutes) == (350.0, 1.5)
     assert grpo.successes == {3: 0.5, 4: 0.75} and grpo.success == 0.625
     assert 0.55 < grpo.interval[0] < 0.625 < grpo.interval[1] < 0.70
     assert grpo.notes == ["seed 3: it fell", "seed 4: it fell"]
