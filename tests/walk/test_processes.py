@@ -152,24 +152,6 @@ def reward(row: dict[str, Any]) -> float:
     return float(sum(parts))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda rows: rows[:-1], ":13: group rl/1/1/"),
-        (lambda rows: [{**row, "score": {**row["score"], "mode": "official"}} for row in rows], "was judged as official"),
-        (lambda rows: [], ":1: no trajectories"),
-    ],
-    ids=["torn group", "other judge", "empty"],
-)
-def test_rollouts_that_cannot_be_trained_on_are_refused(
-    place: Path, whole: Path, command: Star, groups: Path, change: Callable[[Any], Any], message: str
-) -> None:
-    (place / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in change(rows(groups))))
-    done = command("rl", "-r", "mini.yaml", "--run", "bad", "--from", "whole", "--from-rollouts", "bad.jsonl")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert message in next(line for line in done.stderr.splitlines() if line.startswith("error: ")), done.stderr
-
-
 def test_foreign_rollouts_stop_the_run(place: Path, whole: Path, command: Star, groups: Path) -> None:
     """Those of another checkpoint: their log-probabilities are not this model's."""
     changed = rows(groups)
