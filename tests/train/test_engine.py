@@ -35,7 +35,7 @@ from star.recipe import load
 from star.rollout import Group, Rollout
 from star.settings import Limits, Lora
 from star.train import model as models
-from star.train import together
+from star.train import ranks, together
 from star.train.grpo import StarGRPOTrainer
 from star.train.samplers import Copied, Draws, Sampler, Source
 from star.train.tokens import Renderer
@@ -399,10 +399,10 @@ def test_stale_weights_stop_the_run(reference: None, make: Make) -> None:
     assert 0 < trainer.state.global_step < 8, "the first batch was the policy's own"
 
 
-def test_a_copy_is_sampled_from_in_one_process_only(reference: None, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make(GRPO(), rollouts={"name": "reference"})
-    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
-    with pytest.raises(StarError, match=r"one process only.*rl\.rollouts=hf"):
+def test_vllm_in_the_process_serves_one_process_only(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(GRPO(), rollouts={"name": "vllm"})
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    with pytest.raises(StarError, match=r"one process only. .*vllm_server, or to hf"):
         trainer.policy(1.0, 0)
 
 
