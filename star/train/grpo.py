@@ -109,6 +109,7 @@ class StarGRPOTrainer(GRPOTrainer):
         self._scored: torch.Tensor | None = None
         self._tries = Tries(setup.settings.trie == "auto")
         self._step_context = ExitStack()
+        self._generating = self._updating = 0.0
         self._buffered_inputs: list[dict[str, Any]] | None = None
         self.kept: list[dict[str, Any]] = []
         """Best and worst trajectory of each batch of rollouts since the last time they were taken."""
@@ -237,7 +238,10 @@ class StarGRPOTrainer(GRPOTrainer):
         self._asked = [row["group"] for row in inputs]
         weights = self.setup.reward.weights(self.progress)
         self.reward_weights = torch.tensor([*(weights[name] for name in COMPONENTS), 1.0], dtype=torch.float32)
+        begun = time.perf_counter()
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self._generating += time.perf_counter() - begun
+        self._metrics["train"]["seconds/generation"].append(time.perf_counter() - begun)
         output["row"] = torch.arange(len(inputs))
         if self.source.recorded:
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
@@ -305,8 +309,13 @@ class StarGRPOTrainer(GRPOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """TRL's; the model attends through its trie until the backward pass is over, which may run layers again."""
+        begun, before = time.perf_counter(), self._generating
         with self._step_context:
             loss: torch.Tensor = super().training_step(*args, **kwargs)
+        self._updating += time.perf_counter() - begun - (self._generating - before)
+        if self.accelerator.sync_gradients:
+            self._metrics["train"]["seconds/update"].append(self._updating)
+            self._updating = 0.0
         return loss
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:

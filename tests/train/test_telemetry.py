@@ -68,3 +68,13 @@ def test_a_tracker_that_nobody_knows_is_refused() -> None:
     assert load(None, ["rl.report_to=[tensorboard, trackio]"]).rl.report_to == ["tensorboard", "trackio"]
     with pytest.raises(UsageError, match="report_to"):
         load(None, ["rl.report_to=[excel]"])
+
+
+def test_seconds_are_told_by_phase(make: Make) -> None:
+    trainer = make(GRPO(), steps=2, micro_batch=4)
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "reward" in row]
+    assert len(rows) == 2
+    for row in rows:
+        assert 0 < row["seconds/rollouts"] <= row["seconds/generation"]
+        assert 0 < row["seconds/update"] < 60
