@@ -110,12 +110,14 @@ def renderer(conversations: list[list[Message]]) -> Renderer:
     return Renderer(tiny.tokenizer(conversations, [*COLOURS, *FRUITS, "home", "pick"], 2000))
 
 
-SIZE = Tiny(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=48)
+@pytest.fixture(scope="session")
+def size() -> Tiny:
+    return Tiny(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=48)
 
 
 @pytest.fixture(scope="session")
-def _student(renderer: Renderer, conversations: list[list[Message]], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    model = tiny.model(SIZE, renderer.tokenizer, 0)
+def _student(renderer: Renderer, conversations: list[list[Message]], size: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model = tiny.model(size, renderer.tokenizer, 0)
     data = [dict(zip(("input_ids", "labels"), renderer.example(messages), strict=True)) for messages in conversations]
     settings = Sft(steps=30, batch=8, micro_batch=8, lr=1e-2, schedule="constant", warmup=0.0, save_steps=100)
     sft.train(model, renderer, data, settings, tmp_path_factory.mktemp("student"), 0, lambda *_: None)

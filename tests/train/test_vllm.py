@@ -26,13 +26,13 @@ from star.algorithms.arpo import ARPO
 from star.algorithms.grpo import GRPO
 from star.errors import StarError
 from star.rollout import Group, Rollout
-from star.settings import Limits, Lora, Sft, Tiny
+from star.settings import Limits, Lora, Tiny
 from star.train import model as models
-from star.train import sft, tiny
+from star.train import tiny
 from star.train.grpo import StarGRPOTrainer
 from star.train.samplers import Draws
 from star.train.tokens import Renderer
-from star.types import Message, Trajectory
+from star.types import Trajectory
 
 pytestmark = [
     pytest.mark.vllm,
@@ -42,19 +42,14 @@ Make = Callable[..., StarGRPOTrainer]
 Open = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(turns=4, turn_tokens=12, context=300)
-SIZE = Tiny(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=96)
-"""vLLM's attention on CPUs takes heads of 32 and more."""
 TOLERANCE = 1e-3
 LOCAL = {"name": "vllm", "kv_cache_gib": 0.05}
 
 
 @pytest.fixture(scope="session")
-def _student(renderer: Renderer, conversations: list[list[Message]], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    model = tiny.model(SIZE, renderer.tokenizer, 0)
-    data = [dict(zip(("input_ids", "labels"), renderer.example(messages), strict=True)) for messages in conversations]
-    settings = Sft(steps=30, batch=8, micro_batch=8, lr=1e-2, schedule="constant", warmup=0.0, save_steps=100)
-    sft.train(model, renderer, data, settings, tmp_path_factory.mktemp("student"), 0, lambda *_: None)
-    return model.eval()
+def size() -> Tiny:
+    """vLLM's attention on CPUs takes heads of 32 and more."""
+    return Tiny(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=96)
 
 
 @pytest.fixture
@@ -163,10 +158,10 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def served(_student: Any, renderer: Renderer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def served(_student: Any, renderer: Renderer, size: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that starts with untrained weights of the same shape."""
     directory, port = tmp_path_factory.mktemp("served"), free_port()
-    models.save(tiny.model(SIZE, renderer.tokenizer, 1), renderer.tokenizer, directory / "model", "tiny", 0)
+    models.save(tiny.model(size, renderer.tokenizer, 1), renderer.tokenizer, directory / "model", "tiny", 0)
     flags = {
         "model": directory / "model", "host": "127.0.0.1", "port": port, "dtype": "float32", "max-model-len": LIMITS.context,
         "logprobs-mode": "processed_logprobs", "worker-extension-cls": "star.policies.vllm.Worker",
