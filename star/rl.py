@@ -23,7 +23,7 @@ from star.settings import Recipe
 from star.stage import Work
 from star.train import model as models
 from star.train import ranks, together
-from star.train.arguments import steps
+from star.train.arguments import passes, steps
 from star.train.dev import Dev, Keep, Row, Told
 from star.train.grpo import Setup, StarGRPOTrainer
 from star.train.playing import Recorded, batches, shared
@@ -38,6 +38,8 @@ def rl(recipe: Recipe, run: Run, command: list[str]) -> Entry:
     """Train from the SFT checkpoint; leave the checkpoint that is best on the dev queries."""
 
     def body(work: Work) -> None:
+        if recipe.rl.launch.accelerate is None:
+            passes(recipe.rl, launch.processes(recipe.rl.launch))  # a wrong number is told before any process starts
         launch.train("star.rl:train", recipe.rl.launch, recipe, work, run.progress)
 
     return run.perform(job(recipe, "rl", command), body)

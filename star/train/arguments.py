@@ -18,15 +18,20 @@ def steps(rl: Rl, groups: int) -> int:
     return rl.steps or max(1, round(groups / rl.queries * rl.epochs)) * rl.updates
 
 
+def passes(rl: Rl, processes: int) -> int:
+    """Forward passes of one process over its part of a batch. Raises UsageError unless that is whole groups in whole passes."""
+    share, odd = divmod(rl.queries, processes)
+    if odd or share * rl.group % rl.micro_batch:
+        whole = f"{rl.queries} queries of {rl.group} rollouts on {processes} processes"
+        fix = "rl.queries must be a multiple of the processes, and rl.micro_batch divide the rollouts of each"
+        raise UsageError(f"{whole} are not whole groups in whole passes of rl.micro_batch = {rl.micro_batch}", fix)
+    return share * rl.group // rl.micro_batch
+
+
 def config(rl: Rl, algorithm: Algorithm, groups: int, seed: int, directory: Path) -> GRPOConfig:
     """`groups`: queries, or recorded groups, of an epoch. A batch of rollouts is split into `updates` steps, and a process
     plays and trains on whole groups."""
-    share, odd = divmod(rl.queries, size())
-    if odd or share * rl.group % rl.micro_batch:
-        whole = f"{rl.queries} queries of {rl.group} rollouts on {size()} processes"
-        fix = "rl.queries must be a multiple of the processes, and rl.micro_batch divide the rollouts of each"
-        raise UsageError(f"{whole} are not whole groups in whole passes of rl.micro_batch = {rl.micro_batch}", fix)
-    micros = share * rl.group // rl.micro_batch
+    micros = passes(rl, size())
     total = steps(rl, groups)
     return GRPOConfig(
         output_dir=str(directory),

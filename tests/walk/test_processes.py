@@ -115,7 +115,7 @@ def workers(run: str) -> list[str]:
     return [line for line in lines if "star.worker" in line and run in line]
 
 
-def test_a_fault_of_the_workers_is_one_line(place: Path, whole: Path, command: Star) -> None:
+def test_processes_that_do_not_share_a_batch_are_refused(place: Path, whole: Path, command: Star) -> None:
     done = command("rl", "-r", "mini.yaml", "--run", "odd", "--from", "whole", "--processes", "3")
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2 and len(errors) == 1
