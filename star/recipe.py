@@ -205,6 +205,8 @@ def _faults(recipe: Recipe) -> Iterator[tuple[str, bool, str]]:
     unprobed = rl.probe == 0 and sorted(rl.drop) != ["always", "never"]
     yield "rl.drop", unprobed, "It has no effect without rl.probe"
     yield "rl.drop", rl.probe > 0 and not rl.drop, "Name always, never or both; or set rl.probe=0"
+    idle = rl.tool_failure_rate is not None and rl.recorded is not None
+    yield "rl.tool_failure_rate", idle, "Recorded rollouts call no tools; leave it out"
     yield "rl.probe", rl.probe > 0 and rl.recorded is not None, "Recorded rollouts are not probed; leave it out"
     yield "rl.group", rl.group < 2, "A group needs at least 2 rollouts to compare"
     frozen = rl.freeze_embeddings and rl.lora is not None

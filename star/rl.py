@@ -16,6 +16,7 @@ from star.journal import play
 from star.manifest import Entry, Run
 from star.pipeline import job
 from star.progress import Progress
+from star.protocols import World
 from star.recipe import build_world
 from star.records import read_jsonl, write_json, write_jsonl
 from star.rollout import Group, Rollout
@@ -112,8 +113,7 @@ def _trainer(recipe: Recipe, work: Work, callbacks: list[Any]) -> StarGRPOTraine
         model.get_input_embeddings().weight.requires_grad_(False)
     if settings.lora is not None:
         model = models.lora(model, settings.lora)
-    failing = {} if settings.tool_failure_rate is None else {"tool_failure_rate": settings.tool_failure_rate}
-    world = build_world(recipe, **failing)
+    world = world_of(recipe)
     recorded = Recorded.read(Path(settings.recorded), settings.group, settings.mode) if settings.recorded else None
     setup = Setup(
         settings=settings,
@@ -130,6 +130,13 @@ def _trainer(recipe: Recipe, work: Work, callbacks: list[Any]) -> StarGRPOTraine
     scratch = work.directory / "trainer"
     scratch.mkdir(exist_ok=True)
     return StarGRPOTrainer(model, setup, scratch, callbacks=callbacks)
+
+
+def world_of(recipe: Recipe) -> World:
+    """The world in which RL plays: the recipe's, perhaps with tools that fail more often."""
+    rate = recipe.rl.tool_failure_rate
+    world: World = build_world(recipe, **({} if rate is None else {"tool_failure_rate": rate}))
+    return world
 
 
 def _disjoint(work: Work) -> list[Query]:

@@ -16,13 +16,16 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 
 from star import launch
+from star.actions import call_text
 from star.algorithms.grpo import GRPO
 from star.errors import StarError, UsageError
 from star.progress import silent
 from star.recipe import load, shipped_files
+from star.rl import world_of
 from star.settings import Launch, Recipe, Rl
 from star.stage import Job, Work
 from star.train import arguments, ranks, together
+from star.types import ToolCall
 
 SHIPPED = sorted((shipped_files() / "accelerate").glob("*.yaml"))
 
@@ -167,3 +170,16 @@ def test_processes_are_a_setting() -> None:
     assert load(None, ["rl.launch.processes=2", "sft.launch.accelerate=ddp"]).rl.launch == Launch(2)
     with pytest.raises(UsageError, match="rl.launch.processes"):
         load(None, ["rl.launch.processes=0"])
+
+
+def test_tools_fail_as_often_as_rl_asks() -> None:
+    """Of the calls in RL's world a share fails, in the same places each time; the recipe's own world keeps its rate."""
+    recipe = load(None, ["rl.tool_failure_rate=0.5"])
+    world = world_of(recipe)
+    query = world.queries("rl", 1, 0)[0]
+    call = call_text("", ToolCall("SearchRestaurant", {"city": query.facts["org"]}))
+    faults = [world.open(query, f"rollout {number}").step(call).fault for number in range(200)]
+    assert 70 < sum(fault is not None for fault in faults) < 130
+    assert world_of(load(None)).open(query, "rollout 0").step(call).fault is None
+    with pytest.raises(UsageError, match="Recorded rollouts call no tools"):
+        load(None, ["rl.tool_failure_rate=0.5", "rl.recorded=groups.jsonl"])

@@ -163,16 +163,6 @@ def test_foreign_rollouts_stop_the_run(place: Path, whole: Path, command: Star, 
     assert done.returncode == 1 and "sampler and trainer differ by 0.5" in done.stderr
 
 
-def test_tools_fail_as_often_as_is_asked(place: Path, whole: Path, good: Star) -> None:
-    words = ("--rollouts-only", "--tool-failure-rate", "0.5", "--set", "rl.steps=1")
-    good("rl", "-r", "mini.yaml", "--run", "flaky", "--from", "whole", *words)
-    turns = [turn for row in rows(place / "flaky" / "rollouts" / "groups.jsonl") for turn in row["turns"]]
-    calls = [turn for turn in turns if turn["call"]]
-    assert not calls or any(turn["fault"] for turn in calls)
-    stages = json.loads((place / "flaky" / "manifest.json").read_text())["stages"]
-    assert stages["rollouts"]["config"]["rl"]["tool_failure_rate"] == 0.5
-
-
 def test_a_probe_leaves_out_what_teaches_nothing(place: Path, whole: Path, good: Star) -> None:
     drop = ("--set", "rl.probe=3", "--set", "rl.drop=[never]", "--set", "rl.steps=2")
     done = good("rl", "-r", "mini.yaml", "--run", "probed", "--from", "whole", *drop)
