@@ -59,7 +59,8 @@ class Trial:
     """95 %, Wilson, over the queries of all seeds: it covers the choice of queries, not the chance in training."""
     mode: str
     tool_calls: float | None
-    """Calls that the rollouts of RL made, those of forks once; mean over the seeds, None for SFT."""
+    """Calls that the rollouts of RL made, those of forks once, those of replaced groups included; mean over the seeds, None
+    for SFT."""
     minutes: float | None
     """That RL took; mean over the seeds."""
     notes: list[str]
@@ -210,7 +211,8 @@ def _measured(directory: Path, variant: str) -> Measured:
     if entry is None:
         return Measured()
     rows = read_json(run.path("rl", "rl-log"))["steps"]
-    calls = sum(row.get("rollout/tool_calls", 0.0) for row in rows) * run.recipe.rl.queries * run.recipe.rl.group
+    rollouts = run.recipe.rl.queries * run.recipe.rl.group
+    calls = sum(row.get("rollout/tool_calls", 0.0) * rollouts + row.get("rollout/refilled_tool_calls", 0.0) for row in rows)
     return Measured(figures(run).get("rl", {}), entry.metrics.get("warnings", []), calls, entry.seconds / 60)
 
 

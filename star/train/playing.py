@@ -15,6 +15,7 @@ from star.records import read_jsonl
 from star.rollout import Group, Rollout
 from star.train.order import EpochSampler
 from star.train.ranks import dealt, rank
+from star.train.telemetry import tool_calls
 from star.train.together import gathered
 from star.types import Mode, Query, Trajectory
 
@@ -61,27 +62,33 @@ class Live:
         first = rank() * len(asked)
         named = [(first + place, self.queries[number]) for place, number in enumerate(asked)]
         groups = rollout.run([Group(query, self.size, f"rl/{step}/{place}/{query.id}") for place, query in named])
-        for turn in range(getattr(self.algorithm, "refill", 0)):
-            groups = self._refill(rollout, groups, step, turn)
+        rounds, wasted = getattr(self.algorithm, "refill", 0), list[int]()
+        for turn in range(rounds):
+            groups, replaced = self._refill(rollout, groups, step, turn)
+            wasted += map(tool_calls, replaced)
+        if rounds:
+            wasted = gathered(wasted)
+            self.log("rollout/refilled_groups", len(wasted))
+            self.log("rollout/refilled_tool_calls", sum(wasted))
         return groups
 
-    def _refill(self, rollout: Rollout, groups: Groups, step: int, turn: int) -> Groups:
+    def _refill(self, rollout: Rollout, groups: Groups, step: int, turn: int) -> tuple[Groups, Groups]:
         """Replace groups whose rollouts all earned the same by groups of other queries (DAPO's dynamic sampling).
 
-        All processes agree on who plays which query, so the outcome does not depend on their number.
+        All processes agree on who plays which query, so the outcome does not depend on their number. Returns the groups as
+        they are then, and those that this process has replaced.
         """
         first = rank() * len(groups)
         dull = gathered([first + place for place, group in enumerate(groups) if len(set(map(self.value, group))) == 1])
-        self.log("rollout/refilled_groups", len(dull))
         taken = set(gathered([group[0].query_id for group in groups]))
         others = [query for query in self.queries if query.id not in taken]
         random.Random(f"{self.seed}/refill/{step}/{turn}").shuffle(others)
         own = [(place - first, query) for place, query in zip(dull, others, strict=False) if 0 <= place - first < len(groups)]
         fresh = rollout.run([Group(query, self.size, f"rl/{step}/refill-{turn}/{query.id}") for _, query in own])
-        replaced = list(groups)
+        mended = list(groups)
         for (place, _), group in zip(own, fresh, strict=True):
-            replaced[place] = group
-        return replaced
+            mended[place] = group
+        return mended, [groups[place] for place, _ in own]
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import torch
 
 from star.errors import StarError
 from star.train.together import gathered
-from star.types import Stop, Trajectory
+from star.types import Stop, Trajectory, Turn
 
 STOPS: tuple[Stop, ...] = ("answer", "turns", "tokens", "format", "error")
 FIRST = 10
@@ -25,8 +25,8 @@ def of_rollouts(groups: Sequence[Sequence[Trajectory]], masked: Sequence[str]) -
         yield f"rollout/stop_{stop}", stops[stop] / len(rows)
     yield "rollout/masked", sum(row.stop in masked for row in rows) / len(rows)
     yield "rollout/turns", sum(len(row.turns) for row in rows) / len(rows)
-    own = [(number, turn) for row in rows for number, turn in enumerate(row.turns) if number >= (row.forked_at or 0)]
-    yield "rollout/tool_calls", sum(turn.call is not None for _, turn in own) / len(rows)
+    own = _own(rows)
+    yield "rollout/tool_calls", tool_calls(rows) / len(rows)
     yield "rollout/tokens", sum(len(turn.completion.token_ids) for _, turn in own) / len(rows)
     yield "rollout/errors", sum(turn.error is not None and turn.fault is None for _, turn in own) / len(rows)
     yield "rollout/faults", sum(turn.fault is not None for _, turn in own) / len(rows)
@@ -39,6 +39,16 @@ def of_rollouts(groups: Sequence[Sequence[Trajectory]], masked: Sequence[str]) -
     for name, values in (("entropy", entropies), ("entropy_after_tool", after)):
         if values:
             yield f"rollout/{name}", sum(values) / len(values)
+
+
+def tool_calls(rows: Sequence[Trajectory]) -> int:
+    """Calls that rollouts made; what a fork shares with its parent counts once."""
+    return sum(turn.call is not None for _, turn in _own(rows))
+
+
+def _own(rows: Sequence[Trajectory]) -> list[tuple[int, Turn]]:
+    """The turns of rollouts that are not those of a parent, each with its number."""
+    return [(number, turn) for row in rows for number, turn in enumerate(row.turns) if number >= (row.forked_at or 0)]
 
 
 def over_processes(figures: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:

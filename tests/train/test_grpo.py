@@ -242,6 +242,25 @@ def test_dapo_gives_up_where_all_is_dull(make: Make, world: Any) -> None:
     assert [len(group) for group in groups] == [4, 4] and not output["advantages"].any()
 
 
+def test_what_dapo_replaced_is_counted(make: Make, world: Any) -> None:
+    trainer = make(DAPO(refill=2), world=type(world)(dull={query.id for query in world.queries("rl", 8, 0)}))
+    source: Any = trainer.source
+    logged: dict[str, float] = {}
+    played: list[Trajectory] = []
+    rollout = source.rollout
+
+    def listening() -> Any:
+        found = rollout()
+        found.ended = played.extend
+        return found
+
+    source.rollout, source.log = listening, logged.__setitem__
+    kept = source.groups([0, 1], 0)
+    calls = [sum(turn.call is not None for row in rows for turn in row.turns) for rows in (played, rows_of(kept))]
+    assert logged == {"rollout/refilled_groups": 4, "rollout/refilled_tool_calls": calls[0] - calls[1]}
+    assert calls[0] > calls[1] > 0
+
+
 def test_arpo_hard_advantages_are_per_token(make: Make) -> None:
     trainer = make(ALGORITHMS["hard"])
     output, groups, _ = generate(trainer)

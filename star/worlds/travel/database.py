@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Flights(Protocol):
     """Where flights are kept. Cities are given as normalised keys."""
 
-    def route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]: ...
+    def route(self, origin: str, destination: str, date: str) -> Sequence[Flight]: ...
 
     def numbered(self, number: str) -> tuple[Flight, ...]: ...
 
@@ -228,7 +228,7 @@ class Database:
         """Normalised keys of `city_names`."""
         return frozenset(city_key(name) for name in self.city_names)
 
-    def flights(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
+    def flights(self, origin: str, destination: str, date: str) -> Sequence[Flight]:
         """Flights on a day (YYYY-MM-DD), in published order."""
         return self._flights.route(city_key(origin), city_key(destination), date)
 

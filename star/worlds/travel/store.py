@@ -1,46 +1,47 @@
-"""The travel database as one compact, read-only SQLite file that many processes can share.
+"""The travel database as one compact, read-only file that many processes can share.
 
-Flights stay on disk. Those of one route on one day are one row, a bucket, with their columns packed one after another: what
-is asked for together lies together and is unpacked in a few calls. Cities, dates, times and durations repeat a lot, so a
-bucket holds small integers that point into the table `texts`. Those of its route and date make up its key, so that it is found
-in one descent of one tree. Answers are not kept: the garbage collector would walk through them, which costs more than it takes
-to read them again. The other tables are kept as plain rows and are read whole, once, when they are first asked for.
+Flights stay on disk. Those of one route on one day are a bucket, with their columns packed one after another: what is asked for
+together lies together, is read in one call and used in place. Cities, dates, times and durations repeat a lot, so a bucket holds
+small integers that point into the table `texts`. The buckets lie one after another behind an SQLite database, in the same file;
+their keys and lengths are rows of it, which are read once and searched in memory. Answers are not kept: the garbage collector
+would walk through them, which costs more than it takes to read them again. The other tables are plain rows of the database and
+are read whole, once, when they are first asked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import sqlite3
 import struct
+import sys
 import threading
-from collections.abc import Iterable, Iterator
-from functools import cached_property, lru_cache
-from itertools import chain, groupby, product, repeat, starmap
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from star.errors import DataError
+from star.worlds.travel.buckets import BETWEEN, Buckets, Timetable, packed
 from star.worlds.travel.csv_tables import read_flights, read_places
 from star.worlds.travel.tables import Distance, Flight, Hotel, Restaurant, Sight, Tables
 from star.worlds.travel.text import city_key
 
-FORMAT = "star-travel-3"
+FORMAT = f"star-travel-5-{sys.byteorder}-endian"
+"""Numbers are kept as the processor has them, so that they are read in place."""
 MAGIC = b"SQLite format 3\x00"
 _DAMAGE = (sqlite3.Error, struct.error, LookupError, TypeError, ValueError)
 """What reading a file raises that is not what was written."""
 _TEXT_BITS = 21
 """Bits of a text's number in the key of a bucket; three of them fit into SQLite's signed integers of 64."""
 _TEXT_MASK = (1 << _TEXT_BITS) - 1
-_BETWEEN = "\n"
-"""Between two flight numbers; in none of them."""
-_FLIGHT_BYTES = 32
-"""Bytes of one flight in a bucket, without its number."""
-
 _SCHEMA = """
-create table meta (format text not null, flights integer not null);
+create table meta (format text not null, flights integer not null, bytes integer not null);
 create table hotels (name, room_type, price, minimum_nights, rating, house_rules, maximum_occupancy, city);
 create table restaurants (name, city, cuisines, cost, rating);
 create table sights (name, latitude, longitude, address, phone, website, city);
@@ -48,7 +49,7 @@ create table distances (origin, destination, duration, distance);
 create table texts (id integer primary key, text text not null);
 create table states (city text not null, state text not null);
 create table routes (origin integer, destination integer, primary key (origin, destination)) without rowid;
-create table flights (bucket integer primary key, numbers text not null, packed blob not null);
+create table buckets (keys blob not null, ends blob not null);
 create table flight_numbers (number text, bucket integer, primary key (number, bucket)) without rowid;
 """
 _SCRATCH = """
@@ -70,27 +71,14 @@ _ROWS: dict[str, tuple[type[Any], str, str]] = {
 }
 """Small table -> record of a row, how rows are written, and how read; columns in the order of the record's fields."""
 
-_OF_BUCKET = "select numbers, packed from flights where bucket = ?"
-_BY_NUMBER = "select bucket, numbers, packed from flight_numbers join flights using (bucket) where number = ?"
+_BY_NUMBER = "select bucket from flight_numbers where number = ? order by bucket"
 _GROUPED = """select bucket, number, price, distance, departure, arrival, elapsed, place
 from scratch.flights order by bucket, place"""
 _NUMBERED = "insert into flight_numbers select distinct number, bucket from scratch.flights order by number, bucket"
-_PRAGMAS = ("page_size = 16384", "journal_mode = off", "synchronous = off", "locking_mode = exclusive", "cache_size = -65536")
-"""How a store is written. A large page makes the tree flat, and most buckets lie on the page on which they are found."""
-_CACHE = "pragma cache_size = -16384"
-"""16 MiB a thread, enough for every page above the leaves."""
-
-
-@lru_cache(maxsize=1024)
-def _packing(count: int) -> struct.Struct:
-    """How `count` flights are packed: price and distance, then departure, arrival, elapsed time and place in published order."""
-    return struct.Struct(f"<{2 * count}d{4 * count}I")
-
-
-@lru_cache(maxsize=1024)
-def _shown(count: int) -> struct.Struct:
-    """The part of `_packing` that a flight shows, which is all but its place."""
-    return struct.Struct(f"<{2 * count}d{3 * count}I")
+_PRAGMAS = ("page_size = 4096", "journal_mode = off", "synchronous = off", "locking_mode = exclusive", "cache_size = -65536")
+"""How a store is written."""
+_SIZES = "select page_count * page_size, bytes from pragma_page_count, pragma_page_size, meta"
+"""Bytes of the database, by its own account, and of the buckets behind it."""
 
 
 class _Numbering(dict[str, int]):
@@ -122,33 +110,38 @@ def build(source: Path, target: Path) -> None:
 def write(places: Tables, flights: Iterable[Flight], target: Path) -> None:
     """Write the small tables of `places` and `flights` as a store, atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    draft, tail = (target.with_name(f".{target.name}.{os.getpid()}.{part}.tmp") for part in ("head", "tail"))
     draft.unlink(missing_ok=True)
     connection = sqlite3.connect(draft)
     try:
-        _fill(connection, places, flights)
-        connection.close()
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
+        with tail.open("w+b") as buckets:
+            _fill(connection, places, flights, buckets)
+            connection.close()
+            buckets.seek(0)
+            with draft.open("ab") as file:
+                shutil.copyfileobj(buckets, file, 1 << 20)
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(draft, target)
     finally:
         connection.close()
         draft.unlink(missing_ok=True)
+        tail.unlink(missing_ok=True)
 
 
-def _fill(connection: sqlite3.Connection, places: Tables, flights: Iterable[Flight]) -> None:
+def _fill(connection: sqlite3.Connection, places: Tables, flights: Iterable[Flight], buckets: BinaryIO) -> None:
     for pragma in _PRAGMAS:
         connection.execute(f"pragma {pragma}")
     connection.executescript(_SCHEMA)
     for table, (_, insert, _) in _ROWS.items():
         connection.executemany(insert, map(dataclasses.astuple, getattr(places, table)))
     connection.executemany("insert into states values (?, ?)", places.states.items())
-    count = _write_flights(connection, flights)
-    connection.execute("insert into meta values (?, ?)", (FORMAT, count))
+    count = _write_flights(connection, flights, buckets)
+    connection.execute("insert into meta values (?, ?, ?)", (FORMAT, count, buckets.tell()))
     connection.commit()
 
 
-def _write_flights(connection: sqlite3.Connection, flights: Iterable[Flight]) -> int:
+def _write_flights(connection: sqlite3.Connection, flights: Iterable[Flight], buckets: BinaryIO) -> int:
     """Write the flights, and return how many there are."""
     texts = _Numbering()
     routes: set[tuple[int, int]] = set()
@@ -156,10 +149,13 @@ def _write_flights(connection: sqlite3.Connection, flights: Iterable[Flight]) ->
     connection.executemany("insert into scratch.flights values (null, ?, ?, ?, ?, ?, ?, ?)", _pointing(flights, texts, routes))
     connection.executemany("insert into texts values (?, ?)", ((number, text) for text, number in texts.items()))
     connection.executemany("insert into routes values (?, ?)", sorted(routes))
+    keys, ends = array("q"), array("q")
     for bucket, rows in groupby(connection.execute(_GROUPED), itemgetter(0)):
-        _, numbers, *columns = zip(*rows, strict=True)
-        row = (bucket, _BETWEEN.join(numbers), _packing(len(numbers)).pack(*chain(*columns)))
-        connection.execute("insert into flights values (?, ?, ?)", row)
+        _, *columns = zip(*rows, strict=True)
+        buckets.write(packed(*columns))
+        keys.append(bucket)
+        ends.append(buckets.tell())
+    connection.execute("insert into buckets values (?, ?)", (keys.tobytes(), ends.tobytes()))
     connection.execute(_NUMBERED)
     count: int = connection.execute("select count(*) from scratch.flights").fetchone()[0]
     connection.commit()
@@ -170,7 +166,7 @@ def _write_flights(connection: sqlite3.Connection, flights: Iterable[Flight]) ->
 def _pointing(flights: Iterable[Flight], texts: _Numbering, routes: set[tuple[int, int]]) -> Iterator[tuple[object, ...]]:
     """Flights with their bucket, and each repeating text replaced by its number; `texts` and `routes` are filled on the way."""
     for number, price, departure, arrival, elapsed, date, origin, destination, distance in flights:
-        if _BETWEEN in number:
+        if BETWEEN in number:
             raise DataError(f"the flight number {number!r} has a line break", "Correct it in the table of flights")
         start, end = texts[origin], texts[destination]
         routes.add((start, end))
@@ -181,6 +177,17 @@ def _pointing(flights: Iterable[Flight], texts: _Numbering, routes: set[tuple[in
 def _bucket(origin: int, destination: int, date: int) -> int:
     """Key of the bucket of a route on a day, of the numbers of their texts."""
     return (origin << _TEXT_BITS | destination) << _TEXT_BITS | date
+
+
+class _Texts(dict[int, str]):
+    """Number -> text."""
+
+    def __init__(self, texts: Iterable[tuple[int, str]], damaged: Callable[[Exception], DataError]) -> None:
+        super().__init__(texts)
+        self._damaged = damaged
+
+    def __missing__(self, number: int) -> str:
+        raise self._damaged(LookupError(f"no text {number}"))
 
 
 class Store:
@@ -201,10 +208,18 @@ class Store:
         if getattr(self._local, "process", None) != os.getpid():
             address = f"file:{quote(str(self.path.absolute()))}?mode=ro&immutable=1"
             self._local.connection = sqlite3.connect(address, uri=True)
-            self._local.connection.execute(_CACHE)
             self._local.process = os.getpid()
         connection: sqlite3.Connection = self._local.connection
         return connection
+
+    @cached_property
+    def _buckets(self) -> Buckets:
+        try:
+            base, size = self._connection.execute(_SIZES).fetchone()
+            keys, ends = self._connection.execute("select keys, ends from buckets").fetchone()
+            return Buckets(self.path, base, size, array("q", keys), array("q", ends))
+        except _DAMAGE as error:
+            raise self._damaged(error) from None
 
     def table(self, name: str) -> tuple[Any, ...]:
         """All rows of a small table, in published order."""
@@ -221,14 +236,14 @@ class Store:
         return dict(self._connection.execute("select city, state from states order by rowid"))
 
     @cached_property
-    def _texts(self) -> list[str]:
-        return [text for (text,) in self._connection.execute("select text from texts order by id")]
+    def _texts(self) -> _Texts:
+        return _Texts(self._connection.execute("select id, text from texts"), self._damaged)
 
     @cached_property
     def _numbers(self) -> dict[str, tuple[int, ...]]:
         """Normalised text -> numbers of the texts that read so."""
         numbers: dict[str, tuple[int, ...]] = {}
-        for number, text in enumerate(self._texts):
+        for number, text in self._texts.items():
             key = city_key(text)
             numbers[key] = (*numbers.get(key, ()), number)
         return numbers
@@ -242,64 +257,40 @@ class Store:
         rows = self._connection.execute("select origin, destination from routes")
         return {(self._texts[origin], self._texts[destination]) for origin, destination in rows}
 
-    def route(self, origin: str, destination: str, date: str) -> tuple[Flight, ...]:
+    def route(self, origin: str, destination: str, date: str) -> Sequence[Flight]:
         """Flights between two cities, given as normalised keys, on a date, in published order."""
-        numbers = self._numbers
-        keys = starmap(_bucket, product(numbers.get(origin, ()), numbers.get(destination, ()), numbers.get(date, ())))
+        numbers, read, named = self._numbers, self._buckets.read, self._named
+        starts, ends, days = numbers.get(origin, ()), numbers.get(destination, ()), numbers.get(date, ())
+        keys = [_bucket(start, end, day) for start in starts for end in ends for day in days]
         try:
-            found = [(key, *row) for key in keys for row in self._connection.execute(_OF_BUCKET, (key,))]
-            return self._flights(*found[0]) if len(found) == 1 else self._merged(found)
+            found = [Timetable(data, *named(key)) for key in keys if (data := read(key)) is not None]
+            return found[0] if len(found) == 1 else _merged(found)
         except _DAMAGE as error:
             raise self._damaged(error) from None
 
     def numbered(self, number: str) -> tuple[Flight, ...]:
         """Flights of this number, in published order."""
         try:
-            rows = self._connection.execute(_BY_NUMBER, (number,))
-            found = [single for row in rows for single in self._singles(number, *row)]
-            return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
+            keys = [key for (key,) in self._connection.execute(_BY_NUMBER, (number,))]
+            return _merged([Timetable(self._buckets.read(key) or b"", *self._named(key)) for key in keys], number)
         except _DAMAGE as error:
             raise self._damaged(error) from None
+
+    def _named(self, key: int) -> tuple[_Texts, str, str, str]:
+        """The texts, and those of a bucket's date, origin and destination."""
+        text = self._texts
+        return text, text[key & _TEXT_MASK], text[key >> 2 * _TEXT_BITS], text[key >> _TEXT_BITS & _TEXT_MASK]
 
     def _damaged(self, error: Exception) -> DataError:
         return DataError(f"{self.path}:1: the store is damaged ({error})", "Build it again with `build`")
 
-    def _merged(self, rows: Iterable[tuple[int, str, bytes]]) -> tuple[Flight, ...]:
-        """Flights of some buckets, in published order."""
-        found: list[tuple[int, Flight]] = []
-        for key, named, packed in rows:
-            count = len(packed) // _FLIGHT_BYTES
-            found.extend(zip(_packing(count).unpack(packed)[-count:], self._flights(key, named, packed), strict=True))
-        return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
 
-    def _singles(self, number: str, key: int, named: str, packed: bytes) -> Iterator[tuple[int, Flight]]:
-        """Place in the published table, and the flight, of those of one number in a bucket."""
-        text, names = self._texts, named.split(_BETWEEN)
-        route = (text[key & _TEXT_MASK], text[key >> 2 * _TEXT_BITS], text[key >> _TEXT_BITS & _TEXT_MASK])
-        values = _packing(len(names)).unpack(packed)
-        for position, name in enumerate(names):
-            if name == number:
-                price, distance, departure, arrival, elapsed, place = values[position :: len(names)]
-                yield place, Flight(number, price, text[departure], text[arrival], text[elapsed], *route, distance)
-
-    def _flights(self, key: int, named: str, packed: bytes) -> tuple[Flight, ...]:
-        """Flights of a bucket."""
-        text, numbers = self._texts, named.split(_BETWEEN)
-        count = len(numbers)
-        if len(packed) != count * _FLIGHT_BYTES:
-            raise ValueError(f"{count} numbers and {len(packed)} bytes of flights")
-        values = _shown(count).unpack_from(packed)
-        first = 2 * count
-        times = itemgetter(*values[first:])(text)
-        columns = zip(
-            numbers,
-            values[:count],
-            times[:count],
-            times[count:first],
-            times[first:],
-            repeat(text[key & _TEXT_MASK]),
-            repeat(text[key >> 2 * _TEXT_BITS]),
-            repeat(text[key >> _TEXT_BITS & _TEXT_MASK]),
-            values[count:first],
-        )
-        return tuple(map(tuple.__new__, repeat(Flight), columns))
+def _merged(timetables: Iterable[Timetable], number: str | None = None) -> tuple[Flight, ...]:
+    """Flights of some buckets, perhaps only those of one number, in published order."""
+    found = [
+        (table.places[at], table[at])
+        for table in timetables
+        for at, name in enumerate(table.numbers)
+        if number is None or name == number
+    ]
+    return tuple(flight for _, flight in sorted(found, key=itemgetter(0)))
