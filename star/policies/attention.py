@@ -27,11 +27,11 @@ def grouped(
         return result
     rows, heads, _, size = query.shape
     scores = query.view(rows, key.shape[1], heads // key.shape[1], size) @ key.transpose(2, 3)
-    scores = scores * (options.get("scaling") or size**-0.5)
+    scores *= options.get("scaling") or size**-0.5
     if attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, float("-inf"))
+        scores.masked_fill_(~attention_mask, float("-inf"))
     else:
-        scores = scores + attention_mask
+        scores += attention_mask
     mixed = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype) @ value
     return mixed.reshape(rows, 1, heads, size), None
 

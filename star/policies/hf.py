@@ -53,15 +53,15 @@ class _Growing(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._key_room, self._value_room = key_states[:, :, :0], value_states[:, :, :0]
+            self.key_room, self.value_room = key_states[:, :, :0], value_states[:, :, :0]
         start, end = self._length, self._length + key_states.shape[-2]
-        if end > self._key_room.shape[-2]:
-            self._key_room = self._grown(self._key_room, start, end)
-            self._value_room = self._grown(self._value_room, start, end)
-        self._key_room[:, :, start:end] = key_states
-        self._value_room[:, :, start:end] = value_states
+        if end > self.key_room.shape[-2]:
+            self.key_room = self._grown(self.key_room, start, end)
+            self.value_room = self._grown(self.value_room, start, end)
+        self.key_room[:, :, start:end] = key_states
+        self.value_room[:, :, start:end] = value_states
         self._length = end
-        self.keys, self.values = self._key_room[:, :, :end], self._value_room[:, :, :end]
+        self.keys, self.values = self.key_room[:, :, :end], self.value_room[:, :, :end]
         return self.keys, self.values
 
     @staticmethod
@@ -73,14 +73,15 @@ class _Growing(DynamicLayer):
 
 @dataclass(slots=True)
 class _Shelf:
-    """Cached keys and values of some rows: per layer a tensor (rows, heads, columns, size)."""
+    """Cached keys and values of some rows: per layer a contiguous tensor (rows, heads, columns and room, size)."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
 
     @classmethod
     def of(cls, cache: Cache) -> _Shelf:
-        return cls([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers])
+        layers: list[Any] = cache.layers
+        return cls([layer.key_room for layer in layers], [layer.value_room for layer in layers])
 
 
 @dataclass(slots=True)
@@ -102,9 +103,12 @@ class _Part:
     rows: list[int] = field(default_factory=list)
     columns: list[list[int]] = field(default_factory=list)
 
-    def indices(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        targets, rows = torch.tensor(self.targets, device=device), torch.tensor(self.rows, device=device)
-        return targets, rows, torch.tensor(self.columns, device=device)
+    def indices(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that they become, and where each of their columns is among all columns of the shelf: both flat."""
+        shape = self.shelf.keys[0].shape
+        rows = torch.tensor(self.rows, device=device)[:, None] * shape[1] + torch.arange(shape[1], device=device)
+        places = rows[:, :, None] * shape[2] + torch.tensor(self.columns, device=device)[:, None]
+        return torch.tensor(self.targets, device=device), places.flatten()
 
 
 @dataclass(slots=True)
@@ -273,21 +277,23 @@ class HFPolicy:
                 part.targets.append(index)
                 part.rows.append(place.row)
                 part.columns.append([0] * (width - count) + place.columns[:count])
-        plans = [(part.shelf, part.indices(self.model.device)) for part in parts.values()]
+        plans = [(part.shelf, *part.indices(self.model.device)) for part in parts.values()]
         for layer in range(len(plans[0][0].keys)):
-            keys = self._pick([(shelf.keys[layer], *where) for shelf, where in plans], len(sources))
-            values = self._pick([(shelf.values[layer], *where) for shelf, where in plans], len(sources))
+            keys = self._pick([(shelf.keys[layer], *where) for shelf, *where in plans], len(sources), width)
+            values = self._pick([(shelf.values[layer], *where) for shelf, *where in plans], len(sources), width)
             cache.update(keys, values, layer)
         return cache
 
     @staticmethod
-    def _pick(parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]], rows: int) -> torch.Tensor:
-        first, columns = parts[0][0], parts[0][3]
-        out = first.new_zeros(rows, first.shape[1], columns.shape[1], first.shape[3])
-        for source, target, row, column in parts:
-            picked = source.index_select(0, row)
-            index = column[:, None, :, None].expand(-1, source.shape[1], -1, source.shape[3])
-            out[target] = picked.gather(2, index)
+    def _pick(parts: list[tuple[torch.Tensor, ...]], rows: int, width: int) -> torch.Tensor:
+        """(rows, heads, `width`, size) of (source, rows that they become, places) of each part."""
+        (_, heads, _, size), whole = parts[0][0].shape, len(parts) == 1 and len(parts[0][1]) == rows
+        picked = [source.view(-1, size).index_select(0, places).view(-1, heads, width, size) for source, _, places in parts]
+        if whole:
+            return picked[0]
+        out = picked[0].new_zeros(rows, heads, width, size)
+        for (_, targets, _), part in zip(parts, picked, strict=True):
+            out[targets] = part
         return out
 
     def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
