@@ -17,7 +17,7 @@ test: .venv/ready ## all tests
 	@$(BIN)/pytest -q
 
 test-vllm: .venv-vllm/ready ## the tests against real vLLM, in an environment of their own; a CPU will do
-	@OMP_NUM_THREADS=1 $(VLLM_BIN)/pytest -q -W default --disable-warnings -m vllm tests/train/test_vllm.py tests/gpu
+	@OMP_NUM_THREADS=1 $(VLLM_BIN)/pytest -q -W default --disable-warnings -m vllm tests/train/test_vllm.py tests/walk/test_served_processes.py tests/gpu
 
 lint: .venv/ready ## format, lint and types
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +189,44 @@ def long_plan(database: Database) -> list[dict[str, Any]]:
     legs = [("Springfield", "Wichita", 1), ("Wichita", "Salina", 3), ("Salina", "Springfield", 5)]
     first, second, third = (_travel(day, start, end, flight(database, start, end, day), day == 5) for start, end, day in legs)
     return [first, _stay(2, "Wichita"), second, _stay(4, "Salina"), third]
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int], AbstractContextManager[str]]:
+    """Starts a vLLM server for a model directory and a context length, and gives its address."""
+
+    @contextmanager
+    def serve(model: Path, context: int) -> Iterator[str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        flags = {
+            "model": model, "host": "127.0.0.1", "port": port, "dtype": "float32", "max-model-len": context,
+            "logprobs-mode": "processed_logprobs", "worker-extension-cls": "star.policies.vllm.Worker",
+            "kv-cache-memory-bytes": 50_000_000,
+        }  # fmt: skip
+        # As `vllm serve`, which does not start where the package has another name, as builds for CPUs have.
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+        command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        root = Path(__file__).resolve().parents[1]
+        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(root), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        said, url = tmp_path_factory.mktemp("vllm") / "log", f"http://127.0.0.1:{port}"
+        with said.open("wb") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
+            try:
+                _wait_for(url, process, said)
+                yield url
+            finally:
+                process.terminate()
+
+    return serve
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(600):
+        assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise AssertionError("the server does not start")

@@ -9,13 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
+
+
+def in_shards(model: Any) -> bool:
+    """Whether parameters of a model are spread over processes (FSDP2, ZeRO-3) or not there at all."""
+    return any(isinstance(p, DTensor) or hasattr(p, "ds_id") or p.device.type == "meta" for p in model.parameters())
 
 
 def compact(model: Any) -> bool:
-    """Whether `token_scores` may stand in for TRL's scoring: on a CPU, unwrapped, with a plain vocabulary projection."""
+    """Whether `token_scores` may stand in for TRL's scoring: on a CPU, whole, with a plain vocabulary projection."""
     config = getattr(model, "config", None)
     odd = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
     if config is None or not hasattr(model, "get_output_embeddings") or model.device.type != "cpu":
+        return False
+    if in_shards(model):
         return False
     text = config.get_text_config()
     return not getattr(text, "output_router_logits", False) and all(getattr(text, name, None) is None for name in odd)

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 from trl.models.utils import _ForwardRedirection
 
+from star.train.scoring import in_shards
 from star.train.trie import Trie, pack
 from star.train.trie_attention import attending
 
@@ -73,7 +73,7 @@ def obstacle(model: Any) -> str | None:
     inner = _inner(model)
     if not isinstance(inner, PreTrainedModel):
         return f"it is wrapped in {type(model).__name__}"
-    if any(isinstance(p, DTensor) or hasattr(p, "ds_id") or p.device.type == "meta" for p in inner.parameters()):
+    if in_shards(inner):
         return "its parameters are sharded"
     config = inner.config.get_text_config()
     if any(getattr(config, name, None) for name in EXPERTS):

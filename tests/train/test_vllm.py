@@ -6,15 +6,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +33,7 @@ pytestmark = [
 ]
 Make = Callable[..., StarGRPOTrainer]
 Open = Callable[..., Any]
-ROOT = Path(__file__).resolve().parents[2]
+Serve = Callable[[Path, int], AbstractContextManager[str]]
 LIMITS = Limits(turns=4, turn_tokens=12, context=300)
 TOLERANCE = 1e-3
 LOCAL = {"name": "vllm", "kv_cache_gib": 0.05}
@@ -151,44 +144,15 @@ def test_a_model_that_vllm_refuses(opened: Open, checkpoint: Path) -> None:
         opened(LOCAL, checkpoint, 100_000)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
-def served(_student: Any, renderer: Renderer, size: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def served(
+    _student: Any, renderer: Renderer, size: Tiny, tmp_path_factory: pytest.TempPathFactory, vllm_server: Serve
+) -> Iterator[str]:
     """A server that starts with untrained weights of the same shape."""
-    directory, port = tmp_path_factory.mktemp("served"), free_port()
+    directory = tmp_path_factory.mktemp("served")
     models.save(tiny.model(size, renderer.tokenizer, 1), renderer.tokenizer, directory / "model", "tiny", 0)
-    flags = {
-        "model": directory / "model", "host": "127.0.0.1", "port": port, "dtype": "float32", "max-model-len": LIMITS.context,
-        "logprobs-mode": "processed_logprobs", "worker-extension-cls": "star.policies.vllm.Worker",
-        "kv-cache-memory-bytes": 50_000_000,
-    }  # fmt: skip
-    # As `vllm serve`, which does not start where the package has another name, as builds for CPUs have.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-    command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with (directory / "log").open("wb") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
-        url = f"http://127.0.0.1:{port}"
-        try:
-            wait_for(url, process, directory / "log")
-            yield url
-        finally:
-            process.terminate()
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(600):
-        assert process.poll() is None, log.read_text(errors="replace")[-2000:]
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    raise AssertionError("the server does not start")
+    with vllm_server(directory / "model", LIMITS.context) as url:
+        yield url
 
 
 def test_logprobs_agree_over_http(

@@ -66,6 +66,33 @@ rl: {{group: 4, queries: 2, steps: 8, micro_batch: 4, lr: 1.0e-3, limits: {LIMIT
 eval: {{limits: {LIMITS}, in_flight: 2, transfer: true}}
 """
 
+FSDP2 = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+}
+"""What accelerate tells its processes of `pipelines/accelerate/fsdp2.yaml`."""
+ON_CPUS = """
+import os
+
+if os.environ.get("RANK"):
+    import accelerate.state as state
+
+    before, plugins = state.AcceleratorState.__init__, []
+
+    def init(self, *args, fsdp_plugin=None, **kwargs):
+        before(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        plugins.extend([fsdp_plugin] if fsdp_plugin is not None else [])
+        if plugins:
+            self.distributed_type, self.fsdp_plugin = state.DistributedType.FSDP, plugins[0]
+
+    state.AcceleratorState.__init__ = init
+"""
+"""accelerate offers FSDP on accelerators only; what it does is torch's, which shards on CPUs as well."""
+
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -106,6 +133,22 @@ def good(command: Star) -> Star:
         done = command(*words)
         assert done.returncode == 0, done.stderr
         return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def in_shards(place: Path, environment: dict[str, str]) -> Star:
+    """The command line, with models in shards over two processes."""
+    patch = place / "patched"
+    patch.mkdir()
+    (patch / "sitecustomize.py").write_text(ON_CPUS)
+    paths = {"PYTHONPATH": f"{patch}:{environment['PYTHONPATH']}"}
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "star", *map(str, words), "--processes", "2"]
+        variables = {**environment, **FSDP2, **paths}
+        return subprocess.run(line, cwd=place, env=variables, check=False, capture_output=True, text=True)
 
     return run
 

@@ -1,0 +1,45 @@
+"""RL whose model lies in shards over two processes and whose rollouts come from one vLLM server. If this breaks, large models
+cannot be trained: the server's weights are old, or one process's rollouts are another's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.walk,
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"),
+]
+Star = Callable[..., subprocess.CompletedProcess[str]]
+Serve = Callable[[Path, int], AbstractContextManager[str]]
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    return [row for row in json.loads((run / "rl" / "log.json").read_text())["steps"] if "grad_norm" in row]
+
+
+def test_shards_and_whole_models_share_a_server(place: Path, good: Star, in_shards: Star, vllm_server: Serve) -> None:
+    """The server begins with the untrained weights, so that only what it is handed can agree."""
+    recipe = (place / "mini.yaml").read_text().replace("hidden: 16", "hidden: 64").replace("intermediate: 16", "intermediate: 64")
+    (place / "wide.yaml").write_text(recipe)  # vLLM's attention on CPUs takes heads of 32 and more
+    good("run", "wide.yaml", "--run", "wide", "--until", "sft")
+    with vllm_server(place / "wide" / "sft" / "base", 900) as url:
+        sampler = ("--set", f'rl.rollouts={{name: vllm_server, url: "{url}"}}')
+        words = ("-r", "wide.yaml", "--from", "wide", *sampler, "--set", "rl.steps=3", "--set", "rl.eval_steps=2")
+        good("rl", *words, "--run", "wide-two", "--processes", "2")
+        done = in_shards("rl", *words, "--run", "wide-shards")
+    assert done.returncode == 0 and "its parameters are sharded" in done.stderr, done.stderr
+    whole, shards = steps(place / "wide-two"), steps(place / "wide-shards")
+    assert len(whole) == len(shards) == 3
+    for one, other in zip(whole, shards, strict=True):
+        assert max(row["sampling/logprob_gap_max"] for row in (one, other)) < 1e-3
+        assert one["grad_norm"] > 0 and other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
+        assert other["reward"] == pytest.approx(one["reward"], rel=1e-5)
