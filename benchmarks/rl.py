@@ -23,6 +23,7 @@ import json
 import logging
 import math
 import random
+import sys
 import tempfile
 import time
 import warnings
@@ -178,6 +179,7 @@ def trie_figures(shape: Shape, trainer: Ways, repeats: int) -> dict[str, Any]:
             wall, processor = time.perf_counter() - wall, time.process_time() - processor
             memory[name] = peak() - base
             seconds[name], work[name] = min(seconds[name], wall), min(work[name], processor)
+            told(f"{shape.name}, {name}: {wall:.1f} s, peak {memory[name] / 2**20:.0f} MiB")
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     trie = pack(ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1))
     error = (gradients["trie"] - gradients["trl"]).norm() / gradients["trl"].norm()
@@ -189,6 +191,11 @@ def trie_figures(shape: Shape, trainer: Ways, repeats: int) -> dict[str, Any]:
         "gradient_relative_error": float(error), "peak_memory_ratio": _ratio(memory["trie"], memory["trl"]),
         "peak_memory_ratio_to_4_rows": _ratio(memory["trie"], memory["trl_4_rows"]), "seconds": seconds,
     }  # fmt: skip
+
+
+def told(line: str) -> None:
+    """What is done, for whoever waits."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _ratio(one: float, other: float) -> float | None:
@@ -320,6 +327,7 @@ def rollout_figures(shape: Shape, renderer: Renderer, repeats: int) -> dict[str,
             seconds = time.perf_counter() - started
             tokens[name] = sum(len(turn.completion.token_ids) for (row,) in rows for turn in row.turns)
             best[name] = max(best[name], tokens[name] / seconds)
+            told(f"rollouts of {shape.name}, {name}: {tokens[name]} tokens in {seconds:.1f} s")
     return {
         "workload": shape.name, "conversations": shape.rows, "turns": shape.turns, "tokens": tokens,
         "tokens_per_second": best["hf_policy"], "naive_tokens_per_second": best["naive"],

@@ -89,12 +89,13 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
             _narrow(trainer, work, progress)
         _train(trainer, scratch)
     step = dev.best if dev.rows else trainer.state.global_step
-    if not dev.rows:
-        trainer.save_model(str(scratch / "last"))
     together.wait()
     if ranks.rank():
         return
-    model, tokenizer = models.load(dev.best_directory if dev.rows else scratch / "last", recipe.rl.bf16)
+    together.alone()
+    best = dev.best_directory if dev.rows else models.trained(trainer)
+    model, _ = models.load(best, recipe.rl.bf16, merge=False)
+    tokenizer = trainer.setup.renderer.tokenizer
     models.save(model, tokenizer, work.make("rl-checkpoint", "model"), recipe.sft.model, step)
     history = trainer.state.log_history
     write_json(work.make("rl-log", "log.json"), {"steps": history, "dev": dev.rows, "best": step})

@@ -15,7 +15,7 @@ from star.records import read_jsonl, write_json
 from star.settings import Recipe
 from star.stage import Work
 from star.train import model as models
-from star.train import ranks, tiny
+from star.train import ranks, tiny, together
 from star.train import sft as trainer
 from star.train.tokens import Renderer
 from star.types import Example
@@ -42,14 +42,15 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     model, tokenizer = models.load(work.directory / BASE if settings.model == "tiny" else settings.model, settings.bf16)
     renderer = Renderer(tokenizer)
     data, dropped = trainer.rows(examples, renderer, settings.max_tokens)
+    parameters = sum(p.numel() for p in model.parameters())
     if settings.lora is not None:
         model = models.lora(model, settings.lora)
     scratch = work.directory / "trainer"
-    log, steps = trainer.train(model, renderer, data, settings, scratch, recipe.seed, partial(progress, "sft"))
+    log, steps, last = trainer.train(model, renderer, data, settings, scratch, recipe.seed, partial(progress, "sft"))
     if ranks.rank():
         return
-    if ranks.size() > 1:  # a model in shards is whole on disk only
-        model, _ = models.load(scratch / trainer.TRAINED, settings.bf16)
+    together.alone()
+    model, _ = models.load(last, settings.bf16, merge=False)
     models.save(model, tokenizer, work.make("sft-checkpoint", "model"), settings.model, steps)
     write_json(work.make("sft-log", "log.json"), log)
     tokens = [len(row["input_ids"]) for row in data]
@@ -62,7 +63,7 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
         trained_tokens=sum(trained),
         conversation={"tokens": spread(tokens), "trained_tokens": spread(trained)},
         vocabulary=len(tokenizer),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         loss=next((row["loss"] for row in reversed(log) if "loss" in row), None),
     )
     trainer.discard(scratch)

@@ -31,7 +31,7 @@ from star.train import model as models
 from star.train import ranks, telemetry, together
 from star.train.arguments import config, steps
 from star.train.credit import segment_ids, shared_mean
-from star.train.optimizer import MuonAdamW
+from star.train.optimizer import muon
 from star.train.order import EpochSampler
 from star.train.playing import Groups, GroupSource, Live, Recorded
 from star.train.samplers import Draws, Sampler, Source
@@ -135,8 +135,7 @@ class StarGRPOTrainer(GRPOTrainer):
         rl = self.setup.settings
         if rl.optimizer == "adamw" or self.optimizer is not None:
             return super().create_optimizer(model)
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        self.optimizer: Any = MuonAdamW(named, muon_lr=rl.muon_lr, lr=rl.lr, weight_decay=0.0)
+        self.optimizer: Any = muon(self.model, self.accelerator, muon_lr=rl.muon_lr, lr=rl.lr, weight_decay=0.0)
         return self.optimizer
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> EpochSampler:
@@ -191,7 +190,8 @@ class StarGRPOTrainer(GRPOTrainer):
     def _hand_over(self) -> None:
         """Have the sampler take over the weights as they are; a server takes them from the first process, for all."""
         if together.sharded(self.accelerator):
-            weights = models.distinct(self.accelerator.get_state_dict(self.model))
+            state = self.accelerator.get_state_dict(self.model_wrapped)
+            weights = models.distinct(state or {})
         else:
             weights = models.weights(self.accelerator.unwrap_model(self.model))
         sampler = self.sampler

@@ -15,7 +15,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Trainer, TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from transformers.utils import logging as transformers_logging
 
 from star.errors import StarError
@@ -50,17 +50,16 @@ def last_checkpoint(directory: Path) -> str | None:
 
 
 def finish(trainer: Trainer, directory: Path) -> None:
-    """Train to the last step, from the last checkpoint in `directory` if there is one.
+    """Train to the last step, from the last checkpoint in `directory` if there is one; the last step is a checkpoint too.
 
-    A training whose last checkpoint is its last step is only read: the Trainer would take one step more.
+    A training that stands at its last step is only told so: the Trainer would take one step more.
     """
     last = last_checkpoint(directory)
     state = TrainerState.load_from_json(str(Path(last) / TRAINER_STATE_NAME)) if last else None
     if state is None or state.global_step < state.max_steps:
         trainer.train(resume_from_checkpoint=last)
-        return
-    trainer._load_from_checkpoint(last)
-    trainer.state = state
+    else:
+        trainer.state = state
 
 
 def _whole(checkpoint: Path) -> bool:
@@ -73,7 +72,13 @@ def _whole(checkpoint: Path) -> bool:
 
 
 def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Where this process computes."""
+    return torch.device("cuda", ranks.local()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def trained(trainer: Trainer) -> Path:
+    """The checkpoint of the step at which a training stands. A model in shards is whole on disk only."""
+    return Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
 
 
 def tokenizer(source: str | Path) -> Any:
@@ -106,15 +111,19 @@ def _base(source: str | Path) -> tuple[str, bool]:
     return str(json.loads(adapter.read_text())["base_model_name_or_path"]), True
 
 
-def load(source: str | Path, bf16: bool = False) -> tuple[PreTrainedModel, Any]:
-    """A causal language model and its tokenizer from a directory or the hub; a LoRA checkpoint is merged into its base."""
+def load(source: str | Path, bf16: bool = False, merge: bool = True) -> tuple[Any, Any]:
+    """A causal language model and its tokenizer from a directory or the hub.
+
+    A LoRA checkpoint is merged into its base, or comes as a PeftModel.
+    """
     transformers_logging.disable_progress_bar()
     dtype = torch.bfloat16 if bf16 else torch.float32
     with _readable(source):
         base, adapted = _base(source)
         model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
         if adapted:
-            model = PeftModel.from_pretrained(model, str(source)).merge_and_unload()
+            model = PeftModel.from_pretrained(model, str(source))
+            model = model.merge_and_unload() if merge else model
     return model.to(device()), tokenizer(source)
 
 

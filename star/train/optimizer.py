@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import nn
+
+from star.errors import StarError
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Quintic Newton-Schulz iteration of Muon (Jordan et al. 2024)."""
@@ -26,6 +30,16 @@ def orthogonalise(matrix: torch.Tensor) -> torch.Tensor:
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def muon(model: nn.Module, accelerator: Accelerator, *, muon_lr: float, lr: float, weight_decay: float) -> MuonAdamW:
+    """The optimizer of a model's trained weights. Raises StarError under DeepSpeed, which gives optimizers flat pieces of weights
+    instead of matrices."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        fix = "Set optimizer to adamw, or train with ddp or fsdp2"
+        raise StarError("optimizer: muon needs whole matrices, and DeepSpeed gives it flat pieces of them", fix)
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return MuonAdamW(named, muon_lr=muon_lr, lr=lr, weight_decay=weight_decay)
 
 
 class MuonAdamW(torch.optim.Optimizer):

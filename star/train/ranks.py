@@ -19,6 +19,11 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def local() -> int:
+    """The number of this process on its machine, and so that of its device."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def dealt(values: Sequence[T]) -> Sequence[T]:
     """This process's share of what all have: a run of `values`, as equal as can be."""
     begin, end = (len(values) * number // size() for number in (rank(), rank() + 1))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedConfig
 
 
 def in_shards(model: Any) -> bool:
@@ -21,7 +22,7 @@ def compact(model: Any) -> bool:
     """Whether `token_scores` may stand in for TRL's scoring: on a CPU, whole, with a plain vocabulary projection."""
     config = getattr(model, "config", None)
     odd = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
-    if config is None or not hasattr(model, "get_output_embeddings") or model.device.type != "cpu":
+    if not isinstance(config, PreTrainedConfig) or not hasattr(model, "get_output_embeddings") or model.device.type != "cpu":
         return False
     if in_shards(model):
         return False

@@ -14,16 +14,13 @@ from trl import SFTConfig, SFTTrainer
 
 from star.errors import DataError, UsageError
 from star.settings import Sft
-from star.train.model import finish, seeded
-from star.train.optimizer import MuonAdamW
+from star.train.model import finish, seeded, trained
+from star.train.optimizer import muon
 from star.train.ranks import size
 from star.train.scoring import compact, token_scores
 from star.train.together import wait
 from star.train.tokens import Renderer
 from star.types import Example
-
-TRAINED = "trained"
-"""Where several processes leave their model, in the trainer's directory."""
 
 
 def rows(examples: Sequence[Example], renderer: Renderer, max_tokens: int) -> tuple[list[dict[str, list[int]]], int]:
@@ -59,8 +56,8 @@ class StarSFTTrainer(SFTTrainer):
         s = self._settings
         if s.optimizer == "adamw" or self.optimizer is not None:
             return super().create_optimizer(model)
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        self.optimizer: Any = MuonAdamW(named, muon_lr=s.muon_lr, lr=s.lr, weight_decay=s.weight_decay)
+        rates = {"muon_lr": s.muon_lr, "lr": s.lr, "weight_decay": s.weight_decay}
+        self.optimizer: Any = muon(self.model, self.accelerator, **rates)
         return self.optimizer
 
     def compute_loss(
@@ -116,8 +113,8 @@ def config(settings: Sft, directory: Path, seed: int, count: int) -> SFTConfig:
 def train(
     model: Any, renderer: Renderer, data: list[dict[str, list[int]]], settings: Sft, directory: Path, seed: int,
     report: Callable[[int, int, str], None],
-) -> tuple[list[dict[str, Any]], int]:  # fmt: skip
-    """Train in `directory`, going on from its last checkpoint; return the log history and the number of steps."""
+) -> tuple[list[dict[str, Any]], int, Path]:  # fmt: skip
+    """Train in `directory`, going on from its last checkpoint; return log history, number of steps, last checkpoint."""
     seeded(seed)
     directory.mkdir(parents=True, exist_ok=True)
     trainer = StarSFTTrainer(
@@ -130,10 +127,8 @@ def train(
     )
     trainer.remove_callback(PrinterCallback)
     finish(trainer, directory)
-    if size() > 1:
-        trainer.save_model(str(directory / TRAINED))
-        wait()
-    return list(trainer.state.log_history), int(trainer.state.global_step)
+    wait()
+    return list(trainer.state.log_history), int(trainer.state.global_step), trained(trainer)
 
 
 def discard(directory: Path) -> None:

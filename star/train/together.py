@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, gather_object
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from star.train.ranks import size
 
@@ -17,6 +18,11 @@ def sharded(accelerator: Accelerator) -> bool:
     """Whether no process holds the whole model: FSDP, or DeepSpeed's third stage."""
     stage = getattr(accelerator.state.deepspeed_plugin, "zero_stage", 0)
     return bool(accelerator.distributed_type == DistributedType.FSDP or stage == 3)
+
+
+def alone() -> None:
+    """From here on this process works without the others: models that it loads are whole, and its own."""
+    unset_hf_deepspeed_config()
 
 
 def wait() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from star.algorithms.arpo import ARPO
 from star.algorithms.dapo import DAPO
@@ -34,6 +36,10 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+def adapter(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "adapter_model.safetensors")
+
+
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
@@ -50,9 +56,9 @@ def test_sft_goes_on_from_any_checkpoint(renderer: Any, data: Any, tmp_path: Pat
         if settings.lora:
             torch.manual_seed(0)
             model = models.lora(model, settings.lora)
-        log, steps = sft.train(model, renderer, data, settings, directory, 0, lambda *_: None)
+        log, steps, last = sft.train(model, renderer, data, settings, directory, 0, lambda *_: None)
         assert steps == 8 and any("loss" in row for row in log)
-        return weights(model)
+        return weights(models.load(last, merge=False)[0]) if isinstance(model, PreTrainedModel) else adapter(last)
 
     whole = run(tmp_path / "a")
     assert equal(run(tmp_path / "a"), whole), "a finished training is left as it is"
@@ -126,7 +132,8 @@ def test_rl_goes_on_from_any_checkpoint(make: Any, student: Any, algorithm: Any,
             trainer.note = dying
         models.finish(trainer, Path(trainer.args.output_dir))
         assert trainer.state.global_step == 4
-        return weights(student), [row["reward"] for row in trainer.state.log_history if "reward" in row]
+        stored = weights(models.load(models.trained(trainer))[0])
+        return stored, [row["reward"] for row in trainer.state.log_history if "reward" in row]
 
     whole, rewards = run()
     assert len(rewards) == 4 and not equal(whole, start)

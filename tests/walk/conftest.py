@@ -138,17 +138,21 @@ def good(command: Star) -> Star:
 
 
 @pytest.fixture(scope="session")
-def in_shards(place: Path, environment: dict[str, str]) -> Star:
-    """The command line, with models in shards over two processes."""
+def shards(place: Path, environment: dict[str, str]) -> dict[str, str]:
+    """The environment in which models of several processes are in FSDP2's shards."""
     patch = place / "patched"
     patch.mkdir()
     (patch / "sitecustomize.py").write_text(ON_CPUS)
-    paths = {"PYTHONPATH": f"{patch}:{environment['PYTHONPATH']}"}
+    return {**environment, **FSDP2, "PYTHONPATH": f"{patch}:{environment['PYTHONPATH']}"}
+
+
+@pytest.fixture(scope="session")
+def in_shards(place: Path, shards: dict[str, str]) -> Star:
+    """The command line in that environment."""
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "star", *map(str, words), "--processes", "2"]
-        variables = {**environment, **FSDP2, **paths}
-        return subprocess.run(line, cwd=place, env=variables, check=False, capture_output=True, text=True)
+        line = [sys.executable, "-m", "star", *map(str, words)]
+        return subprocess.run(line, cwd=place, env=shards, check=False, capture_output=True, text=True)
 
     return run
 
@@ -162,10 +166,10 @@ def whole(place: Path, good: Star) -> Path:
 
 @pytest.fixture(scope="session")
 def kill(place: Path, environment: dict[str, str]) -> Kill:
-    def killed(sign: str, *words: object) -> None:
+    def killed(sign: str, *words: object, variables: dict[str, str] = environment) -> None:
         """Run a command and end it the hard way once the file `sign` exists."""
         line = [sys.executable, "-m", "star", *map(str, words)]
-        process = subprocess.Popen(line, cwd=place, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(line, cwd=place, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None and not list(place.glob(sign)):
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)

@@ -155,14 +155,14 @@ def reward(row: dict[str, Any]) -> float:
 def test_a_model_in_shards_is_trained_the_same(place: Path, whole: Path, good: Star, groups: Path, in_shards: Star) -> None:
     words = ("--from-rollouts", groups, "--set", "rl.steps=2", "--set", "rl.eval_steps=0")
     good("rl", "-r", "mini.yaml", "--run", "held", "--from", "whole", *words)
-    done = in_shards("rl", "-r", "mini.yaml", "--run", "shards", "--from", "whole", *words)
+    done = in_shards("rl", "-r", "mini.yaml", "--run", "shards", "--from", "whole", *words, "--processes", "2")
     assert done.returncode == 0 and "its parameters are sharded" in done.stderr, done.stderr
     assert distance(weights(place / "held", "rl"), weights(place / "shards", "rl")) < 1e-5
     assert distance(weights(place / "held", "rl"), weights(whole, "sft")) > 1e-4, "it learned"
 
 
 def test_a_model_in_shards_does_not_sample(whole: Path, in_shards: Star) -> None:
-    done = in_shards("rl", "-r", "mini.yaml", "--run", "sampled", "--from", "whole")
+    done = in_shards("rl", "-r", "mini.yaml", "--run", "sampled", "--from", "whole", "--processes", "2")
     assert done.returncode == 1 and "hf cannot sample from a model that is in shards" in done.stderr
     assert "rl.rollouts to vllm_server" in done.stderr
 

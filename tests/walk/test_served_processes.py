@@ -35,7 +35,7 @@ def test_shards_and_whole_models_share_a_server(place: Path, good: Star, in_shar
         sampler = ("--set", f'rl.rollouts={{name: vllm_server, url: "{url}"}}')
         words = ("-r", "wide.yaml", "--from", "wide", *sampler, "--set", "rl.steps=3", "--set", "rl.eval_steps=2")
         good("rl", *words, "--run", "wide-two", "--processes", "2")
-        done = in_shards("rl", *words, "--run", "wide-shards")
+        done = in_shards("rl", *words, "--run", "wide-shards", "--processes", "2")
     assert done.returncode == 0 and "its parameters are sharded" in done.stderr, done.stderr
     whole, shards = steps(place / "wide-two"), steps(place / "wide-shards")
     assert len(whole) == len(shards) == 3
