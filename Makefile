@@ -16,8 +16,8 @@ demo: .venv/ready ## walk synth, sft, rl and eval on the embedded world and mode
 test: .venv/ready ## all tests
 	@$(BIN)/pytest -q
 
-test-vllm: .venv-vllm/ready ## the tests against real vLLM, in an environment of their own; a CPU will do
-	@OMP_NUM_THREADS=1 $(VLLM_BIN)/pytest -q -W default --disable-warnings -m vllm tests/train/test_vllm.py tests/walk/test_served_processes.py tests/gpu
+test-vllm: .venv-vllm/ready ## the tests against real vLLM and DeepSpeed, in an environment of their own; a CPU will do
+	@OMP_NUM_THREADS=1 $(VLLM_BIN)/pytest -q -W default --disable-warnings -m "vllm or deepspeed" tests/train tests/walk tests/gpu
 
 lint: .venv/ready ## format, lint and types
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
@@ -52,4 +52,4 @@ help: ## this list
 
 # After vLLM, which asks for an older transformers than star and works with star's.
 .venv-vllm/ready: pyproject.toml .venv-vllm/vllm
-	@echo "Installing star-agents into .venv-vllm" && $(VLLM_BIN)/pip install -q -e '.[train,dev]' && touch $@
+	@echo "Installing star-agents into .venv-vllm" && $(VLLM_BIN)/pip install -q -e '.[train,dev,deepspeed]' && touch $@

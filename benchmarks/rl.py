@@ -2,7 +2,8 @@
 
     python benchmarks/rl.py [--quick] [--json] [--repeats 3] [--checkpoint DIR]
 
-Without --quick the full-shape ARPO workload alone takes more than 12 minutes on one core.
+Without --quick each workload of paper shape takes minutes a measurement: with --repeats 1 all of it ends in half an hour on
+one core.
 
 trie     One update (forward, backward, step) on the same micro-batch of whole groups, by TRL's own computation (all rows at once,
          and four rows at a time; the faster one counts), by the scores at asked positions (`compact`), and through a trie.

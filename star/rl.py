@@ -88,14 +88,13 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
         if recipe.rl.probe:
             _narrow(trainer, work, progress)
         _train(trainer, scratch)
+        together.wait()
     step = dev.best if dev.rows else trainer.state.global_step
-    together.wait()
     if ranks.rank():
         return
     together.alone()
     best = dev.best_directory if dev.rows else models.trained(trainer)
-    model, _ = models.load(best, recipe.rl.bf16, merge=False)
-    tokenizer = trainer.setup.renderer.tokenizer
+    model, tokenizer = models.stored(best, recipe.rl.bf16), trainer.setup.renderer.tokenizer
     models.save(model, tokenizer, work.make("rl-checkpoint", "model"), recipe.sft.model, step)
     history = trainer.state.log_history
     write_json(work.make("rl-log", "log.json"), {"steps": history, "dev": dev.rows, "best": step})

@@ -147,7 +147,7 @@ class Rl:
     """Stops whose rollouts leave the loss and stay in the baseline of their group: STAR masks both limits. A model that runs in
     circles learns from `turns` only while that is not masked."""
     rollouts: Spec = field(default_factory=lambda: {"name": "hf"})
-    """What samples the turns: hf (transformers), vllm (in this process) or vllm_server (see `star.train.samplers`)."""
+    """What samples the turns: hf (transformers), vllm (in each process) or vllm_server (see `star.train.samplers`)."""
     in_flight: int = 256
     """Rollouts sampled at a time, in whole groups."""
     eval_steps: int = 10

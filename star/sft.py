@@ -50,8 +50,7 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     if ranks.rank():
         return
     together.alone()
-    model, _ = models.load(last, settings.bf16, merge=False)
-    models.save(model, tokenizer, work.make("sft-checkpoint", "model"), settings.model, steps)
+    models.save(models.stored(last, settings.bf16), tokenizer, work.make("sft-checkpoint", "model"), settings.model, steps)
     write_json(work.make("sft-log", "log.json"), log)
     tokens = [len(row["input_ids"]) for row in data]
     trained = [sum(label != -100 for label in row["labels"]) for row in data]

@@ -68,6 +68,7 @@ class LocalEngine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights are handed over as they are in memory
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer's threads are in this process too
         self._sleeps = torch.cuda.is_available()
+        others = torch.distributed.is_initialized()  # each process has an engine of its own, over the connection of all
         self._asleep = False
         self._likeliest = likeliest
         try:
@@ -84,6 +85,7 @@ class LocalEngine:
                 kv_cache_memory_bytes=round(kv_cache_gib * GIB),
                 gpu_memory_utilization=0.01,  # only asked for at the start, since the cache has a size of its own
                 worker_extension_cls=WORKER,
+                distributed_executor_backend="external_launcher" if others else None,
                 disable_log_stats=True,
                 use_tqdm_on_load=False,
             )
@@ -129,6 +131,7 @@ class LocalEngine:
             self._asleep = True
 
     def close(self) -> None:
+        """Free everything, vLLM's connection to other processes included: this one works alone from here on."""
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         cleanup_dist_env_and_memory()

@@ -28,7 +28,7 @@ from star.rewards import COMPONENTS, components, value
 from star.rollout import Rollout
 from star.settings import Rl
 from star.train import model as models
-from star.train import ranks, telemetry, together
+from star.train import telemetry, together
 from star.train.arguments import config, steps
 from star.train.credit import segment_ids, shared_mean
 from star.train.optimizer import muon
@@ -157,12 +157,10 @@ class StarGRPOTrainer(GRPOTrainer):
         """What samples rollouts; opened when the first are asked for."""
         s, model = self.setup, self.accelerator.unwrap_model(self.model)
         spec = s.settings.rollouts
-        name, server = spec["name"], "Start a vLLM server and set rl.rollouts to vllm_server"
-        if together.sharded(self.accelerator) and name != "vllm_server":
+        if together.sharded(self.accelerator) and spec["name"] == "hf":
             # Its layers gather their weights together, so processes that sample unequally often would wait for each other.
-            raise StarError(f"rl.rollouts: {name} cannot sample from a model that is in shards over the processes", server)
-        if ranks.size() > 1 and name == "vllm":
-            raise StarError("rl.rollouts: vllm samples for one process only", f"{server}, or to hf")
+            fix = "Set rl.rollouts to vllm, or start a vLLM server and set it to vllm_server"
+            raise StarError("rl.rollouts: hf cannot sample from a model that is in shards over the processes", fix)
         vocabulary = model.config.get_text_config().vocab_size
         context = s.settings.limits.context
         source = Source(s.checkpoint, s.renderer, vocabulary, context, lambda: model, s.settings.bf16)
@@ -188,15 +186,11 @@ class StarGRPOTrainer(GRPOTrainer):
         return self.sampler.policy(Draws(s.settings.limits, temperature, seed=seed, name=name, patience=patience))
 
     def _hand_over(self) -> None:
-        """Have the sampler take over the weights as they are; a server takes them from the first process, for all."""
-        if together.sharded(self.accelerator):
-            state = self.accelerator.get_state_dict(self.model_wrapped)
-            weights = models.distinct(state or {})
-        else:
-            weights = models.weights(self.accelerator.unwrap_model(self.model))
-        sampler = self.sampler
-        if ranks.rank() == 0:
-            sampler.update(weights)
+        """Have the sampler take over the weights as they are."""
+        weights = models.weights(self.accelerator.unwrap_model(self.model))
+        self.sampler.update(weights)
+        for _ in weights:
+            """What the sampler left must be taken as well, since processes put shards together."""
         together.wait()
 
     def rollout(self, policy: Policy, algorithm: Algorithm | None) -> Rollout:

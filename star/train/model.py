@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from star.errors import StarError
 from star.settings import Lora
-from star.train import ranks, together
+from star.train import ranks, shards, together
 from star.train.samplers import Source
 from star.train.tokens import Renderer
 from star.types import Checkpoint
@@ -111,11 +111,15 @@ def _base(source: str | Path) -> tuple[str, bool]:
     return str(json.loads(adapter.read_text())["base_model_name_or_path"]), True
 
 
-def load(source: str | Path, bf16: bool = False, merge: bool = True) -> tuple[Any, Any]:
-    """A causal language model and its tokenizer from a directory or the hub.
+def load(source: str | Path, bf16: bool = False) -> tuple[PreTrainedModel, Any]:
+    """A causal language model and its tokenizer from a directory or the hub; a LoRA checkpoint is merged into its base."""
+    model = stored(source, bf16)
+    model = model.merge_and_unload() if isinstance(model, PeftModel) else model
+    return model.to(device()), tokenizer(source)
 
-    A LoRA checkpoint is merged into its base, or comes as a PeftModel.
-    """
+
+def stored(source: str | Path, bf16: bool = False) -> Any:
+    """A model as it lies on disk, in main memory; a LoRA checkpoint is a PeftModel."""
     transformers_logging.disable_progress_bar()
     dtype = torch.bfloat16 if bf16 else torch.float32
     with _readable(source):
@@ -123,8 +127,7 @@ def load(source: str | Path, bf16: bool = False, merge: bool = True) -> tuple[An
         model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
         if adapted:
             model = PeftModel.from_pretrained(model, str(source))
-            model = model.merge_and_unload() if merge else model
-    return model.to(device()), tokenizer(source)
+    return model
 
 
 def source(path: str | Path, context: int, bf16: bool = False) -> Source:
@@ -137,25 +140,22 @@ def source(path: str | Path, context: int, bf16: bool = False) -> Source:
 @torch.no_grad()
 def weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and tensors as `save` would write them, without touching the model: adapters are added to copies, and what is
-    shared, such as a tied head, comes once."""
+    shared, such as a tied head, comes once.
+
+    Those of a model in shards are put together one by one, so that all processes must take all of them, at the same time.
+    """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     layers = {name: layer for name, layer in base.named_modules() if isinstance(layer, LoraLayer)}
-    for name, tensor in distinct(base.state_dict()):
-        owner, adapted, last = name.rpartition(".base_layer.")
-        if ".lora_" in name:
-            continue
-        layer = layers[owner] if adapted and last == "weight" else None
-        merged = tensor if layer is None else tensor + layer.get_delta_weight(layer.active_adapters[0])
-        yield f"{owner}.{last}" if adapted else name, merged
-
-
-def distinct(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a state; what two names share comes once, under the first."""
     seen: set[int] = set()
-    for name, tensor in state.items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            yield name, tensor
+    for name, tensor in base.state_dict(keep_vars=True).items():
+        if ".lora_" in name or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        owner, adapted, last = name.rpartition(".base_layer.")
+        layer = layers[owner] if adapted and last == "weight" else None
+        with shards.together([tensor] if layer is None else layer.parameters()):
+            merged = tensor if layer is None else tensor + layer.get_delta_weight(layer.active_adapters[0])
+            yield f"{owner}.{last}" if adapted else name, shards.whole(merged.detach())
 
 
 def lora(model: PreTrainedModel, settings: Lora) -> Any:

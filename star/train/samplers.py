@@ -61,7 +61,7 @@ class Sampler(Protocol):
         """Leave the memory of the device to training until the next update."""
 
     def close(self) -> None:
-        """Free everything; its policies sample no more."""
+        """Free everything; its policies sample no more, and the process may have lost its connection to others."""
 
 
 @dataclass
@@ -109,6 +109,15 @@ class Copied:
 
 
 @dataclass
+class Shared(Copied):
+    """Samples from an engine that all processes ask. It takes over weights from the first of them, for all."""
+
+    def update(self, weights: Iterable[tuple[str, Any]]) -> None:
+        if rank() == 0:
+            super().update(weights)
+
+
+@dataclass
 class HF:
     """transformers, in this process."""
 
@@ -118,7 +127,7 @@ class HF:
 
 @dataclass
 class VLLM:
-    """vLLM in this process, on the same device."""
+    """vLLM in each process that trains, on the same device."""
 
     _: KW_ONLY
     kv_cache_gib: float = 4.0
@@ -174,7 +183,7 @@ class VLLMServer:
         engine = load("star.policies.vllm_server:ServerEngine")(source.bf16, source.context, **vars(self))
         if rank() == 0:
             engine.load(path)
-        return Copied(source, engine)
+        return Shared(source, engine)
 
 
 def _whole(source: Source) -> str:

@@ -9,13 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig
 
-
-def in_shards(model: Any) -> bool:
-    """Whether parameters of a model are spread over processes (FSDP2, ZeRO-3) or not there at all."""
-    return any(isinstance(p, DTensor) or hasattr(p, "ds_id") or p.device.type == "meta" for p in model.parameters())
+from star.train.shards import in_shards
 
 
 def compact(model: Any) -> bool:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 from trl.models.utils import _ForwardRedirection
 
-from star.train.scoring import in_shards
+from star.train.shards import in_shards
 from star.train.trie import Trie, pack
 from star.train.trie_attention import attending
 

@@ -13,6 +13,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,7 +36,7 @@ from star.recipe import load
 from star.rollout import Group, Rollout
 from star.settings import Limits, Lora
 from star.train import model as models
-from star.train import ranks, together
+from star.train import together
 from star.train.grpo import StarGRPOTrainer
 from star.train.samplers import Copied, Draws, Sampler, Source
 from star.train.tokens import Renderer
@@ -399,13 +400,6 @@ def test_stale_weights_stop_the_run(reference: None, make: Make) -> None:
     assert 0 < trainer.state.global_step < 8, "the first batch was the policy's own"
 
 
-def test_vllm_in_the_process_serves_one_process_only(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make(GRPO(), rollouts={"name": "vllm"})
-    monkeypatch.setattr(ranks, "size", lambda: 2)
-    with pytest.raises(StarError, match=r"one process only. .*vllm_server, or to hf"):
-        trainer.policy(1.0, 0)
-
-
 def test_training_against_a_server(server: Server, checkpoint: Path, make: Make) -> None:
     trainer = make(GRPO(), rollouts=over_http(server), steps=2, lr=1e-2, checkpoint=str(checkpoint))
     trainer.train()
@@ -414,11 +408,22 @@ def test_training_against_a_server(server: Server, checkpoint: Path, make: Make)
     assert server.asked["/collective_rpc"] == server.asked["/reset_prefix_cache"] == 3, "at the start and before each batch"
 
 
-@pytest.mark.parametrize("name", ["hf", "vllm"])
-def test_a_model_in_shards_is_sampled_by_a_server_only(make: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_model_in_shards_is_not_sampled_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "sharded", lambda accelerator: True)
-    with pytest.raises(StarError, match=r"cannot sample from a model that is in shards .* rl.rollouts to vllm_server"):
-        make(GRPO(), rollouts={"name": name}).policy(1.0, 0)
+    with pytest.raises(StarError, match=r"cannot sample from a model that is in shards .* rl.rollouts to vllm, or start"):
+        make(GRPO()).policy(1.0, 0)
+
+
+@pytest.mark.parametrize(("rank", "updates"), [("0", 1), ("1", 0)])
+def test_the_first_process_hands_over_to_what_all_share(
+    server: Server, checkpoint: Path, student: Any, monkeypatch: pytest.MonkeyPatch, rank: str, updates: int
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    sampler = plugins.build("sampler", over_http(server)).open(models.source(checkpoint, 300))
+    before = server.asked["/collective_rpc"]
+    with closing(sampler):
+        sampler.update(models.weights(student))
+    assert server.asked["/collective_rpc"] - before == updates
 
 
 def test_a_server_takes_the_whole_weights_of_a_model_in_shards(

@@ -58,7 +58,7 @@ def test_sft_goes_on_from_any_checkpoint(renderer: Any, data: Any, tmp_path: Pat
             model = models.lora(model, settings.lora)
         log, steps, last = sft.train(model, renderer, data, settings, directory, 0, lambda *_: None)
         assert steps == 8 and any("loss" in row for row in log)
-        return weights(models.load(last, merge=False)[0]) if isinstance(model, PreTrainedModel) else adapter(last)
+        return weights(models.stored(last)) if isinstance(model, PreTrainedModel) else adapter(last)
 
     whole = run(tmp_path / "a")
     assert equal(run(tmp_path / "a"), whole), "a finished training is left as it is"
@@ -132,7 +132,7 @@ def test_rl_goes_on_from_any_checkpoint(make: Any, student: Any, algorithm: Any,
             trainer.note = dying
         models.finish(trainer, Path(trainer.args.output_dir))
         assert trainer.state.global_step == 4
-        stored = weights(models.load(models.trained(trainer))[0])
+        stored = weights(models.stored(models.trained(trainer)))
         return stored, [row["reward"] for row in trainer.state.log_history if "reward" in row]
 
     whole, rewards = run()

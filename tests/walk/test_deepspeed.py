@@ -1,4 +1,4 @@
-"""RL and SFT whose model lies in DeepSpeed's shards (ZeRO-3) over two processes, started by the configuration that comes with star.
+"""Training whose model lies in DeepSpeed's shards (ZeRO-3) over two processes, by the configuration that comes with star.
 If this breaks, large models end at other weights than small ones, or cannot be sealed or resumed."""
 
 from __future__ import annotations
@@ -91,17 +91,21 @@ def test_a_model_in_shards_does_not_sample(whole: Path, command: Star) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm")
-def test_a_server_samples_for_it(place: Path, good: Star, vllm_server: Serve) -> None:
-    """The server begins with the untrained weights, so that only what it is handed can agree."""
+def test_vllm_samples_for_it(place: Path, good: Star, vllm_server: Serve) -> None:
+    """A server, which begins with the untrained weights, so that only what it is handed can agree; and an engine a process."""
     recipe = (place / "mini.yaml").read_text().replace("hidden: 16", "hidden: 64").replace("intermediate: 16", "intermediate: 64")
     (place / "zero-wide.yaml").write_text(recipe)  # vLLM's attention on CPUs takes heads of 32 and more
     good("run", "zero-wide.yaml", "--run", "zero-wide", "--until", "sft")
+    words = ("rl", "-r", "zero-wide.yaml", "--from", "zero-wide", "--set", "rl.steps=3", "--set", "rl.eval_steps=2")
+    good(*words, "--run", "zero-inside", *ZERO3, "--set", "rl.rollouts={name: vllm, kv_cache_gib: 0.1}")
     with vllm_server(place / "zero-wide" / "sft" / "base", 900) as url:
-        sampler = ("--set", f'rl.rollouts={{name: vllm_server, url: "{url}"}}')
-        words = ("rl", "-r", "zero-wide.yaml", "--from", "zero-wide", *sampler, "--set", "rl.steps=3", "--set", "rl.eval_steps=2")
-        good(*words, "--run", "zero-whole", "--processes", "2")
-        good(*words, "--run", "zero-live", *ZERO3)
-    for one, other in zip(steps(place / "zero-whole"), steps(place / "zero-live"), strict=True):
-        assert max(row["sampling/logprob_gap_max"] for row in (one, other)) < 1e-3
-        assert one["grad_norm"] > 0 and other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
-        assert other["reward"] == pytest.approx(one["reward"], rel=1e-5)
+        server = ("--set", f'rl.rollouts={{name: vllm_server, url: "{url}"}}')
+        good(*words, *server, "--run", "zero-whole", "--processes", "2")
+        good(*words, *server, "--run", "zero-live", *ZERO3)
+    found = [steps(place / name) for name in ("zero-whole", "zero-live", "zero-inside")]
+    for whole, *spread in zip(*found, strict=True):
+        assert max(row["sampling/logprob_gap_max"] for row in (whole, *spread)) < 1e-3
+        assert whole["grad_norm"] > 0
+        for row in spread:
+            assert row["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-3)
+            assert row["reward"] == pytest.approx(whole["reward"], rel=1e-5)

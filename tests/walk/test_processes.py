@@ -161,6 +161,26 @@ def test_a_model_in_shards_is_trained_the_same(place: Path, whole: Path, good: S
     assert distance(weights(place / "held", "rl"), weights(whole, "sft")) > 1e-4, "it learned"
 
 
+def test_sft_of_a_model_in_shards_ends_at_the_same_weights(place: Path, whole: Path, in_shards: Star) -> None:
+    pairs = ("--set", "sft.launch.processes=2", "--set", "sft.micro_batch=2")
+    done = in_shards("sft", "-r", "mini.yaml", "--run", "sft-shards", "--from", "whole", *pairs)
+    assert done.returncode == 0, done.stderr
+    assert distance(weights(whole, "sft"), weights(place / "sft-shards", "sft")) < 1e-3
+
+
+def test_a_model_in_shards_goes_on_after_a_kill(
+    place: Path, whole: Path, in_shards: Star, shards: dict[str, str], kill: Kill, groups: Path
+) -> None:
+    words = ("--from-rollouts", groups, "--set", "rl.steps=4", "--set", "rl.eval_steps=0", "--processes", "2")
+    walk = ("rl", "-r", "mini.yaml", "--from", "whole", *words)
+    assert in_shards(*walk, "--run", "shards-whole").returncode == 0
+    sign = "shards-cut/rl.partial/trainer/checkpoint-2/trainer_state.json"
+    kill(sign, *walk, "--run", "shards-cut", variables=shards)
+    done = in_shards(*walk, "--run", "shards-cut")
+    assert done.returncode == 0 and "rl: resuming" in done.stderr, done.stderr
+    assert distance(weights(place / "shards-whole", "rl"), weights(place / "shards-cut", "rl")) == 0.0
+
+
 def test_a_model_in_shards_does_not_sample(whole: Path, in_shards: Star) -> None:
     done = in_shards("rl", "-r", "mini.yaml", "--run", "sampled", "--from", "whole", "--processes", "2")
     assert done.returncode == 1 and "hf cannot sample from a model that is in shards" in done.stderr

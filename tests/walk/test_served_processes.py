@@ -43,3 +43,24 @@ def test_shards_and_whole_models_share_a_server(place: Path, good: Star, in_shar
         assert max(row["sampling/logprob_gap_max"] for row in (one, other)) < 1e-3
         assert one["grad_norm"] > 0 and other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
         assert other["reward"] == pytest.approx(one["reward"], rel=1e-5)
+
+
+def test_each_process_has_an_engine_of_its_own(place: Path, good: Star, in_shards: Star) -> None:
+    """vLLM in the processes that train takes over whole weights, and those that lie in shards, and samples what a server does."""
+    recipe = (place / "mini.yaml").read_text().replace("hidden: 16", "hidden: 64").replace("intermediate: 16", "intermediate: 64")
+    (place / "inside.yaml").write_text(recipe)
+    good("run", "inside.yaml", "--run", "inside", "--until", "sft")
+    sampler = ("--set", "rl.rollouts={name: vllm, kv_cache_gib: 0.1}")
+    words = ("rl", "-r", "inside.yaml", "--from", "inside", *sampler, "--set", "rl.steps=3", "--set", "rl.eval_steps=2")
+    good(*words, "--run", "inside-one")
+    good(*words, "--run", "inside-two", "--processes", "2")
+    done = in_shards(*words, "--run", "inside-shards", "--processes", "2")
+    assert done.returncode == 0 and "its parameters are sharded" in done.stderr, done.stderr
+    one, whole, shards = (steps(place / name) for name in ("inside-one", "inside-two", "inside-shards"))
+    assert len(one) == len(whole) == len(shards) == 3
+    for rows in zip(one, whole, shards, strict=True):
+        assert max(row["sampling/logprob_gap_max"] for row in rows) < 1e-3
+        assert rows[0]["grad_norm"] > 0
+        for row in rows[1:]:
+            assert row["grad_norm"] == pytest.approx(rows[0]["grad_norm"], rel=1e-3)
+            assert row["reward"] == pytest.approx(rows[0]["reward"], rel=1e-5)
