@@ -74,6 +74,10 @@ def main(path: Path) -> int:
         except StarError as error:
             mouth.say({"error": error.what, "fix": error.fix, "exit_code": error.exit_code})
             return error.exit_code
+        except Exception as error:
+            reason = " ".join(str(error).split()) or "no message"
+            mouth.say({"error": f"{type(error).__name__}: {reason}", "fix": "Where it happened stands above", "exit_code": 1})
+            raise
     mouth.say({**work.made(), "metrics": finite(plain(work.metrics))})
     return 0
 

@@ -124,6 +124,7 @@ class StarGRPOTrainer(GRPOTrainer):
             **kwargs,
         )
         self.remove_callback(PrinterCallback)
+        together.check(self.accelerator)
         self._check_groups()
 
     def _check_groups(self) -> None:

@@ -18,7 +18,7 @@ from star.train.model import finish, seeded, trained
 from star.train.optimizer import muon
 from star.train.ranks import size
 from star.train.scoring import compact, token_scores
-from star.train.together import wait
+from star.train.together import check, wait
 from star.train.tokens import Renderer
 from star.types import Example
 
@@ -126,6 +126,7 @@ def train(
         settings=settings,
     )
     trainer.remove_callback(PrinterCallback)
+    check(trainer.accelerator)
     finish(trainer, directory)
     wait()
     return list(trainer.state.log_history), int(trainer.state.global_step), trained(trainer)

@@ -9,6 +9,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, gather_object
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from star.errors import StarError
 from star.train.ranks import size
 
 T = TypeVar("T")
@@ -18,6 +19,13 @@ def sharded(accelerator: Accelerator) -> bool:
     """Whether no process holds the whole model: FSDP, or DeepSpeed's third stage."""
     stage = getattr(accelerator.state.deepspeed_plugin, "zero_stage", 0)
     return bool(accelerator.distributed_type == DistributedType.FSDP or stage == 3)
+
+
+def check(accelerator: Accelerator) -> None:
+    """Raises StarError if the processes of a training do not know of each other: each would train on its part alone."""
+    if accelerator.num_processes != size():
+        what = f"{size()} processes were started, and accelerate connects {accelerator.num_processes} of them"
+        raise StarError(what, "Correct the accelerate configuration: FSDP, for one, does not go with use_cpu")
 
 
 def alone() -> None:

@@ -15,6 +15,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 
+import star
 from star import launch
 from star.actions import call_text
 from star.algorithms.grpo import GRPO
@@ -136,6 +137,28 @@ def test_a_fault_of_the_workers_is_one_of_the_command(
 ) -> None:
     with pytest.raises(kind, match=message):
         events(tmp_path, monkeypatch, said, code)
+
+
+def test_what_nobody_foresaw_in_a_worker_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd.py").write_text('def fails(*_):\n    raise RuntimeError("the clock\\nhas stopped")\n')
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(star.__file__).parents[1]}")
+    work = Work(Job("rl", [], {}, {}, 0), tmp_path, False, [], tmp_path)
+    with pytest.raises(StarError, match="RuntimeError: the clock has stopped"):
+        launch.train("odd:fails", Launch(processes=2), Recipe(), work, silent)
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("connected", [1, 2])
+def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch: pytest.MonkeyPatch, connected: int) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    accelerator: Any = SimpleNamespace(num_processes=connected)
+    if connected == 2:
+        together.check(accelerator)
+        return
+    with pytest.raises(StarError, match=r"2 processes were started, and accelerate connects 1 of them.*use_cpu"):
+        together.check(accelerator)
 
 
 def test_workers_end_when_the_command_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

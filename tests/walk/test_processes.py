@@ -184,7 +184,7 @@ def test_a_model_in_shards_goes_on_after_a_kill(
 def test_a_model_in_shards_does_not_sample(whole: Path, in_shards: Star) -> None:
     done = in_shards("rl", "-r", "mini.yaml", "--run", "sampled", "--from", "whole", "--processes", "2")
     assert done.returncode == 1 and "hf cannot sample from a model that is in shards" in done.stderr
-    assert "rl.rollouts to vllm_server" in done.stderr
+    assert "Set rl.rollouts to vllm, or start a vLLM server" in done.stderr
 
 
 def test_foreign_rollouts_stop_the_run(place: Path, whole: Path, command: Star, groups: Path) -> None:
