@@ -25,7 +25,7 @@ def check(accelerator: Accelerator) -> None:
     """Raises StarError if the processes of a training do not know of each other: each would train on its part alone."""
     if accelerator.num_processes != size():
         what = f"{size()} processes were started, and accelerate connects {accelerator.num_processes} of them"
-        raise StarError(what, "Correct the accelerate configuration: FSDP, for one, does not go with use_cpu")
+        raise StarError(what, "Correct the accelerate configuration, or do without one")
 
 
 def alone() -> None:
