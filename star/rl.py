@@ -94,8 +94,9 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
         return
     together.alone()
     best = dev.best_directory if dev.rows else models.trained(trainer)
-    model, tokenizer = models.stored(best, recipe.rl.bf16), trainer.setup.renderer.tokenizer
-    models.save(model, tokenizer, work.make("rl-checkpoint", "model"), recipe.sft.model, step)
+    base = work.take("sft-checkpoint")
+    model, tokenizer = models.stored(best, recipe.rl.bf16, base), trainer.setup.renderer.tokenizer
+    models.save(model, tokenizer, work.make("rl-checkpoint", "model"), base.relative_to(work.root).as_posix(), step)
     history = trainer.state.log_history
     write_json(work.make("rl-log", "log.json"), {"steps": history, "dev": dev.rows, "best": step})
     last: dict[str, Any] = next((row for row in reversed(history) if "reward" in row), {})

@@ -39,7 +39,9 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     """SFT in one process, or as one of several; the first one writes."""
     settings = recipe.sft
     examples = read_jsonl(work.take("dataset"), Example)
-    model, tokenizer = models.load(work.directory / BASE if settings.model == "tiny" else settings.model, settings.bf16)
+    own = settings.model == "tiny"
+    base = str(work.directory / BASE) if own else settings.model
+    model, tokenizer = models.load(base, settings.bf16)
     renderer = Renderer(tokenizer)
     data, dropped = trainer.rows(examples, renderer, settings.max_tokens)
     parameters = sum(p.numel() for p in model.parameters())
@@ -50,7 +52,9 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     if ranks.rank():
         return
     together.alone()
-    models.save(models.stored(last, settings.bf16), tokenizer, work.make("sft-checkpoint", "model"), settings.model, steps)
+    trained = models.stored(last, settings.bf16, base)
+    name = f"{work.job.stage}/{BASE}" if own else base
+    models.save(trained, tokenizer, work.make("sft-checkpoint", "model"), name, steps)
     write_json(work.make("sft-log", "log.json"), log)
     tokens = [len(row["input_ids"]) for row in data]
     trained = [sum(label != -100 for label in row["labels"]) for row in data]

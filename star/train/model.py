@@ -118,13 +118,13 @@ def load(source: str | Path, bf16: bool = False) -> tuple[PreTrainedModel, Any]:
     return model.to(device()), tokenizer(source)
 
 
-def stored(source: str | Path, bf16: bool = False) -> Any:
-    """A model as it lies on disk, in main memory; a LoRA checkpoint is a PeftModel."""
+def stored(source: str | Path, bf16: bool = False, base: str | Path | None = None) -> Any:
+    """A model as it lies on disk, in main memory; a LoRA checkpoint is a PeftModel, over `base` if that is given."""
     transformers_logging.disable_progress_bar()
     dtype = torch.bfloat16 if bf16 else torch.float32
     with _readable(source):
-        base, adapted = _base(source)
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        noted, adapted = _base(source)
+        model = AutoModelForCausalLM.from_pretrained(str(base) if adapted and base else noted, dtype=dtype)
         if adapted:
             model = PeftModel.from_pretrained(model, str(source))
     return model
@@ -173,15 +173,17 @@ def lora(model: PreTrainedModel, settings: Lora) -> Any:
 def save(model: Any, tokenizer: Any, directory: Path, base: str, step: int) -> Checkpoint:
     """Write a model directory that `load` and any transformers user can read.
 
-    Low-rank adapters are merged into the weights, so that the directory stands alone, and kept beside them in `adapter/`.
-    The model itself must not be used afterwards.
+    Low-rank adapters are merged into the weights, so that the directory stands alone, and kept beside them in `adapter/`, which
+    names `base`: what the model was trained from, on the hub or in the run. The model itself must not be used afterwards.
     """
     transformers_logging.disable_progress_bar()
     directory.mkdir(parents=True, exist_ok=True)
     adapter = None
     if isinstance(model, PeftModel):
         adapter = str(directory / "adapter")
+        model.active_peft_config.base_model_name_or_path = base
         model.save_pretrained(adapter)
+        Path(adapter, "README.md").unlink(missing_ok=True)  # a form that nobody filled in
         model = model.merge_and_unload()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

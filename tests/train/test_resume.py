@@ -191,3 +191,20 @@ def test_the_best_dev_row_survives_a_restart(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("best-*")] == ["best-2"]
     dev(10).on_step_end(None, State(10), None)
     assert dev(10).rows.keys() == {0, 2, 4, 10} and dev(10).best_directory.is_dir()
+
+
+def test_an_adapter_is_kept_beside_the_weights_it_is_merged_into(renderer: Any, tmp_path: Path) -> None:
+    """It names its base as the run does, not the place where it was trained."""
+    models.save(tiny.model(SIZE, renderer.tokenizer, 0), renderer.tokenizer, tmp_path / "base", "tiny", 0)
+    model = models.lora(models.stored(tmp_path / "base"), Lora(rank=2, dropout=0.0))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path / "trained")
+    moved = (tmp_path / "base").rename(tmp_path / "moved")
+    models.save(models.stored(tmp_path / "trained", base=moved), renderer.tokenizer, tmp_path / "model", "sft/base", 1)
+    again = models.stored(tmp_path / "model" / "adapter", base=moved)
+    assert again.active_peft_config.base_model_name_or_path == "sft/base"
+    assert str(tmp_path) not in "".join(path.read_text() for path in (tmp_path / "model").rglob("*.[jm][sd]*"))
+    merged, plain = weights(models.stored(tmp_path / "model")), weights(models.stored(moved))
+    assert equal(merged, weights(again.merge_and_unload())) and not equal(merged, plain)
