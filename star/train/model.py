@@ -19,6 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from transformers.utils import logging as transformers_logging
 
 from star.errors import StarError
+from star.records import read_json, write_json
 from star.settings import Lora
 from star.train import ranks, shards, together
 from star.train.samplers import Source
@@ -124,9 +125,11 @@ def stored(source: str | Path, bf16: bool = False, base: str | Path | None = Non
     dtype = torch.bfloat16 if bf16 else torch.float32
     with _readable(source):
         noted, adapted = _base(source)
-        model = AutoModelForCausalLM.from_pretrained(str(base) if adapted and base else noted, dtype=dtype)
+        below = str(base) if adapted and base else noted
+        model = AutoModelForCausalLM.from_pretrained(below, dtype=dtype)
         if adapted:
             model = PeftModel.from_pretrained(model, str(source))
+            model.active_peft_config.base_model_name_or_path = below
     return model
 
 
@@ -181,9 +184,10 @@ def save(model: Any, tokenizer: Any, directory: Path, base: str, step: int) -> C
     adapter = None
     if isinstance(model, PeftModel):
         adapter = str(directory / "adapter")
-        model.active_peft_config.base_model_name_or_path = base
         model.save_pretrained(adapter)
         Path(adapter, "README.md").unlink(missing_ok=True)  # a form that nobody filled in
+        settings = Path(adapter, ADAPTER)
+        write_json(settings, {**read_json(settings), "base_model_name_or_path": base})
         model = model.merge_and_unload()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
