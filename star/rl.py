@@ -29,7 +29,7 @@ from star.train.dev import Dev, Keep, Row, Told
 from star.train.grpo import Setup, StarGRPOTrainer
 from star.train.playing import Recorded, batches, shared
 from star.train.tokens import Renderer
-from star.train.watch import Watch, signs
+from star.train.watch import Watch, collapses
 from star.types import Query, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     history = trainer.state.log_history
     write_json(work.make("rl-log", "log.json"), {"steps": history, "dev": dev.rows, "best": step})
     last: dict[str, Any] = next((row for row in reversed(history) if "reward" in row), {})
-    work.metrics["warnings"] = list(signs(history, dev.rows).values())
+    work.metrics["warnings"] = collapses(history, dev.rows)
     work.metrics.update(steps=trainer.state.global_step, best_step=step, dev=dev.rows.get(step), last=_summary(last))
     shutil.rmtree(scratch)
 

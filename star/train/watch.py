@@ -37,6 +37,17 @@ def signs(history: Sequence[Row], dev: Mapping[int, Row]) -> dict[str, str]:
     return found
 
 
+def collapses(history: Sequence[Row], dev: Mapping[int, Row]) -> list[str]:
+    """Every sign of a run that has ended, with the step at which it first showed, and whether it went away again."""
+    found: dict[str, tuple[int, str]] = {}
+    for number, row in enumerate(history, 1):
+        step = int(row["step"])
+        for name, words in signs(history[:number], {at: dev[at] for at in dev if at <= step}).items():
+            found.setdefault(name, (step, words))
+    last = signs(history, dev)
+    return [f"step {step}{'' if name in last else ', passed'}: {words}" for name, (step, words) in found.items()]
+
+
 def check_signal(history: Sequence[Row], patience: int) -> None:
     """Raise CollapseError if no group of the last `patience` batches had two different rewards."""
     shares = [float(row["frac_reward_zero_std"]) for row in history if "frac_reward_zero_std" in row][-patience:]

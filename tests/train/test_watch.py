@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from star.errors import CollapseError
-from star.train.watch import check_signal, signs
+from star.train.watch import check_signal, collapses, signs
 
 FINE = {"rollout/masked": 0.1, "rollout/stop_format": 0.05, "rollout/entropy": 0.4, "frac_reward_zero_std": 0.3}
 
@@ -39,6 +39,16 @@ def test_each_sign_is_told_in_words(name: str, rows: list[dict[str, Any]], words
 def test_a_fall_on_the_dev_queries_is_told() -> None:
     assert "fell from 40.0% to 19.0%" in signs(history(), {0: {"value": 0.4}, 5: {"value": 0.5}, 10: {"value": 0.19}})["dev"]
     assert signs(history(), {0: {"value": 0.0}, 10: {"value": 0.0}}) == {}
+
+
+def test_a_collapse_that_passed_is_kept_with_the_results() -> None:
+    rows = [{**row, "step": step} for step, row in enumerate([*history(rollout__stop_format=0.6), *history()], 1)]
+    dev = {0: {"value": 0.4}, 9: {"value": 0.1}, 16: {"value": 0.4}}
+    broken, fell = collapses(rows, dev)
+    assert broken.startswith("step 8, passed: 60% of the rollouts end in a turn")
+    assert fell.startswith("step 9, passed: success on the dev queries fell from 40.0% to 10.0%")
+    assert collapses(rows, {0: {"value": 0.4}, 16: {"value": 0.1}})[1].startswith("step 16: success")
+    assert collapses(rows[8:], {0: {"value": 0.4}}) == []
 
 
 def test_a_run_without_signal_stops() -> None:
