@@ -52,9 +52,8 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     if ranks.rank():
         return
     together.alone()
-    trained = models.stored(last, settings.bf16, base)
     name = f"{work.job.stage}/{BASE}" if own else base
-    models.save(trained, tokenizer, work.make("sft-checkpoint", "model"), name, steps)
+    models.save(models.stored(last, settings.bf16, base), tokenizer, work.make("sft-checkpoint", "model"), name, steps)
     write_json(work.make("sft-log", "log.json"), log)
     tokens = [len(row["input_ids"]) for row in data]
     trained = [sum(label != -100 for label in row["labels"]) for row in data]

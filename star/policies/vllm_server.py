@@ -69,7 +69,7 @@ class ServerEngine:
 
     def update(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         with tempfile.TemporaryDirectory(prefix="weights-", dir=self._directory or None) as directory:
-            save_file({name: tensor.contiguous() for name, tensor in weights}, Path(directory) / "model.safetensors")
+            save_file({name: tensor.cpu().contiguous() for name, tensor in weights}, Path(directory) / "model.safetensors")
             Path(directory).chmod(0o755)  # the server may run as another user
             self.load(directory)
 

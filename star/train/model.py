@@ -158,7 +158,7 @@ def weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         layer = layers[owner] if adapted and last == "weight" else None
         with shards.together([tensor] if layer is None else layer.parameters()):
             merged = tensor if layer is None else tensor + layer.get_delta_weight(layer.active_adapters[0])
-            yield f"{owner}.{last}" if adapted else name, shards.whole(merged.detach())
+            yield f"{owner}.{last}" if adapted else name, shards.whole(merged)
 
 
 def lora(model: PreTrainedModel, settings: Lora) -> Any:

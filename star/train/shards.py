@@ -31,4 +31,4 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         full: torch.Tensor = tensor.full_tensor()
         return full
-    return tensor.clone()
+    return tensor.detach().clone() if hasattr(tensor, "ds_id") else tensor.detach()
