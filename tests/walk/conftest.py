@@ -165,6 +165,15 @@ def whole(place: Path, good: Star) -> Path:
 
 
 @pytest.fixture(scope="session")
+def wide(place: Path, good: Star) -> Path:
+    """A run up to SFT whose model vLLM can serve: its attention on CPUs takes heads of 32 and more."""
+    recipe = RECIPE.replace("hidden: 16", "hidden: 64").replace("intermediate: 16", "intermediate: 64")
+    (place / "wide.yaml").write_text(recipe)
+    good("run", "wide.yaml", "--run", "wide", "--until", "sft")
+    return place / "wide"
+
+
+@pytest.fixture(scope="session")
 def kill(place: Path, environment: dict[str, str]) -> Kill:
     def killed(sign: str, *words: object, variables: dict[str, str] = environment) -> None:
         """Run a command and end it the hard way once the file `sign` exists."""

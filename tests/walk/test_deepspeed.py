@@ -91,14 +91,11 @@ def test_a_model_in_shards_does_not_sample(whole: Path, command: Star) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm")
-def test_vllm_samples_for_it(place: Path, good: Star, vllm_server: Serve) -> None:
+def test_vllm_samples_for_it(place: Path, wide: Path, good: Star, vllm_server: Serve) -> None:
     """A server, which begins with the untrained weights, so that only what it is handed can agree; and an engine a process."""
-    recipe = (place / "mini.yaml").read_text().replace("hidden: 16", "hidden: 64").replace("intermediate: 16", "intermediate: 64")
-    (place / "zero-wide.yaml").write_text(recipe)  # vLLM's attention on CPUs takes heads of 32 and more
-    good("run", "zero-wide.yaml", "--run", "zero-wide", "--until", "sft")
-    words = ("rl", "-r", "zero-wide.yaml", "--from", "zero-wide", "--set", "rl.steps=3", "--set", "rl.eval_steps=2")
+    words = ("rl", "-r", "wide.yaml", "--from", "wide", "--set", "rl.steps=3", "--set", "rl.eval_steps=2")
     good(*words, "--run", "zero-inside", *ZERO3, "--set", "rl.rollouts={name: vllm, kv_cache_gib: 0.1}")
-    with vllm_server(place / "zero-wide" / "sft" / "base", 900) as url:
+    with vllm_server(wide / "sft" / "base", 900) as url:
         server = ("--set", f'rl.rollouts={{name: vllm_server, url: "{url}"}}')
         good(*words, *server, "--run", "zero-whole", "--processes", "2")
         good(*words, *server, "--run", "zero-live", *ZERO3)

@@ -26,12 +26,9 @@ def steps(run: Path) -> list[dict[str, Any]]:
     return [row for row in json.loads((run / "rl" / "log.json").read_text())["steps"] if "grad_norm" in row]
 
 
-def test_shards_and_whole_models_share_a_server(place: Path, good: Star, in_shards: Star, vllm_server: Serve) -> None:
+def test_shards_and_whole_models_share_a_server(place: Path, wide: Path, good: Star, in_shards: Star, vllm_server: Serve) -> None:
     """The server begins with the untrained weights, so that only what it is handed can agree."""
-    recipe = (place / "mini.yaml").read_text().replace("hidden: 16", "hidden: 64").replace("intermediate: 16", "intermediate: 64")
-    (place / "wide.yaml").write_text(recipe)  # vLLM's attention on CPUs takes heads of 32 and more
-    good("run", "wide.yaml", "--run", "wide", "--until", "sft")
-    with vllm_server(place / "wide" / "sft" / "base", 900) as url:
+    with vllm_server(wide / "sft" / "base", 900) as url:
         sampler = ("--set", f'rl.rollouts={{name: vllm_server, url: "{url}"}}')
         words = ("-r", "wide.yaml", "--from", "wide", *sampler, "--set", "rl.steps=3", "--set", "rl.eval_steps=2")
         good("rl", *words, "--run", "wide-two", "--processes", "2")
@@ -45,13 +42,10 @@ def test_shards_and_whole_models_share_a_server(place: Path, good: Star, in_shar
         assert other["reward"] == pytest.approx(one["reward"], rel=1e-5)
 
 
-def test_each_process_has_an_engine_of_its_own(place: Path, good: Star, in_shards: Star) -> None:
+def test_each_process_has_an_engine_of_its_own(place: Path, wide: Path, good: Star, in_shards: Star) -> None:
     """vLLM in the processes that train takes over whole weights, and those that lie in shards, and samples what a server does."""
-    recipe = (place / "mini.yaml").read_text().replace("hidden: 16", "hidden: 64").replace("intermediate: 16", "intermediate: 64")
-    (place / "inside.yaml").write_text(recipe)
-    good("run", "inside.yaml", "--run", "inside", "--until", "sft")
     sampler = ("--set", "rl.rollouts={name: vllm, kv_cache_gib: 0.1}")
-    words = ("rl", "-r", "inside.yaml", "--from", "inside", *sampler, "--set", "rl.steps=3", "--set", "rl.eval_steps=2")
+    words = ("rl", "-r", "wide.yaml", "--from", "wide", *sampler, "--set", "rl.steps=3", "--set", "rl.eval_steps=2")
     good(*words, "--run", "inside-one")
     good(*words, "--run", "inside-two", "--processes", "2")
     done = in_shards(*words, "--run", "inside-shards", "--processes", "2")
