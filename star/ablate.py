@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,9 @@ class Trial:
     tool_calls: float | None
     """Calls that the rollouts of RL made, those of forks once, those of replaced groups included; mean over the seeds, None
     for SFT."""
+    at_equal_calls: float | None
+    """Share of training rollouts that succeed once as many tool calls were made as the thriftiest variant made in all: over the
+    batches of the last 15 % of these calls; mean over the seeds. What DAPO replaced is not among the rollouts."""
     minutes: float | None
     """That RL took; mean over the seeds."""
     notes: list[str]
@@ -167,10 +170,12 @@ def _run(chain: Sequence[Sequence[str]], log_file: Path, jobs: int) -> str | Non
 
 def table(study: Study, directory: Path) -> list[Trial]:
     """The lines of SFT and of each variant, over the seeds that have finished."""
-    found = []
+    found, every = [], dict[str, dict[int, Measured]]()
     for variant in ("sft", *study.variants):
         runs = {seed: directory / f"{'shared' if variant == 'sft' else variant}-{seed}" for seed in study.seeds}
-        seen = {seed: _measured(run, variant) for seed, run in runs.items()}
+        every[variant] = {seed: _measured(run, variant) for seed, run in runs.items()}
+    budgets = {seed: _least([seen[seed].tool_calls for seen in every.values()]) for seed in study.seeds}
+    for variant, seen in every.items():
         notes = [f"seed {seed}: {sign}" for seed, one in seen.items() for sign in one.signs]
         for decoding in PLAYED:
             done = {seed: one.passes[decoding] for seed, one in seen.items() if decoding in one.passes}
@@ -180,9 +185,14 @@ def table(study: Study, directory: Path) -> list[Trial]:
             rate = metrics.wilson(round(sum(row["n"] * row["success"] for row in done.values())), n)
             successes = {seed: row["success"] for seed, row in done.items()}
             calls, minutes = (_mean([getattr(seen[seed], what) for seed in done]) for what in ("tool_calls", "minutes"))
+            equal = _mean([seen[seed].success_within(budgets[seed]) for seed in done])
             mode, interval = next(iter(done.values()))["mode"], (rate.low, rate.high)
-            found.append(Trial(variant, decoding, successes, n, rate.value, interval, mode, calls, minutes, notes))
+            found.append(Trial(variant, decoding, successes, n, rate.value, interval, mode, calls, equal, minutes, notes))
     return found
+
+
+def _least(values: Sequence[float | None]) -> float:
+    return min((value for value in values if value is not None), default=0.0)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -199,6 +209,14 @@ class Measured:
     signs: list[str] = field(default_factory=list)
     tool_calls: float | None = None
     minutes: float | None = None
+    learning: list[tuple[float, float]] = field(default_factory=list)
+    """(tool calls so far, share of rollouts that succeed) of each batch."""
+
+    def success_within(self, budget: float) -> float | None:
+        """Mean success of the batches that end in the last 15 % of the budget, and at least of the last one within it."""
+        within = [(calls, success) for calls, success in self.learning if calls <= budget]
+        late = [success for calls, success in within if calls > 0.85 * budget] or [success for _, success in within[-1:]]
+        return _mean(late)
 
 
 def _measured(directory: Path, variant: str) -> Measured:
@@ -212,8 +230,10 @@ def _measured(directory: Path, variant: str) -> Measured:
         return Measured()
     rows = read_json(run.path("rl", "rl-log"))["steps"]
     rollouts = run.recipe.rl.queries * run.recipe.rl.group
-    calls = sum(row.get("rollout/tool_calls", 0.0) * rollouts + row.get("rollout/refilled_tool_calls", 0.0) for row in rows)
-    return Measured(figures(run).get("rl", {}), entry.metrics.get("warnings", []), calls, entry.seconds / 60)
+    played = [row for row in rows if "rollout/tool_calls" in row]
+    made = [row["rollout/tool_calls"] * rollouts + row.get("rollout/refilled_tool_calls", 0.0) for row in played]
+    learning = list(zip(accumulate(made), (row["rewards/success/mean"] for row in played), strict=True))
+    return Measured(figures(run).get("rl", {}), entry.metrics.get("warnings", []), sum(made), entry.seconds / 60, learning)
 
 
 def tables(result: Ablation) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -229,6 +249,7 @@ def tables(result: Ablation) -> list[tuple[str, list[str], list[list[str]]]]:
         "n",
         "mode",
         "RL tool calls",
+        "at equal calls %",
         "RL minutes",
         "notes",
     ]
@@ -242,6 +263,7 @@ def tables(result: Ablation) -> list[tuple[str, list[str], list[list[str]]]]:
             str(trial.n),
             trial.mode,
             "" if trial.tool_calls is None else f"{trial.tool_calls:,.0f}",
+            "" if trial.at_equal_calls is None else f"{100 * trial.at_equal_calls:.1f}",
             "" if trial.minutes is None else f"{trial.minutes:.1f}",
             "; ".join(trial.notes),
         ]

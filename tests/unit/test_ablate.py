@@ -120,12 +120,24 @@ def test_the_table_is_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         share = shares.get((variant, seed))
         row = {"n": 100, "success": share, "mode": "strict"}
         passes = {"greedy": row} if share is not None else {}
-        return Measured(passes, ["it fell"], 100.0 * seed, 1.5) if variant == "grpo" else Measured(passes)
+        learning = [(50.0 * seed, 0.25), (100.0 * seed, 0.75)]
+        return Measured(passes, ["it fell"], 100.0 * seed, 1.5, learning) if variant == "grpo" else Measured(passes)
 
     monkeypatch.setattr(ablate, "_measured", measured)
     sft, grpo = table(STUDY, tmp_path)
     assert (sft.variant, sft.success, sft.n, sft.notes, sft.tool_calls) == ("sft", 0.375, 200, [], None)
-    assert (grpo.tool_calls, grpo.minutes) == (350.0, 1.5)
+    assert (grpo.tool_calls, grpo.at_equal_calls, grpo.minutes) == (350.0, 0.75, 1.5)
+    assert sft.at_equal_calls is None
     assert grpo.successes == {3: 0.5, 4: 0.75} and grpo.success == 0.625
     assert 0.55 < grpo.interval[0] < 0.625 < grpo.interval[1] < 0.70
     assert grpo.notes == ["seed 3: it fell", "seed 4: it fell"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "success"),
+    [(100.0, 0.7), (99.0, 0.6), (84.0, 0.3), (39.0, 0.1), (9.0, None)],
+    ids=["all", "two", "one", "far", "none"],
+)
+def test_success_at_equal_calls_is_that_of_the_last_batches_within(budget: float, success: float | None) -> None:
+    one = Measured(learning=[(10.0, 0.1), (40.0, 0.2), (80.0, 0.3), (90.0, 0.6), (100.0, 0.8)])
+    assert one.success_within(budget) == (None if success is None else pytest.approx(success))
