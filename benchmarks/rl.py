@@ -82,7 +82,7 @@ FULL = (
     Shape("arpo paper", 16, 8, 1300, 10, 250, 550, layers=2),
     Shape("grpo paper", 8, 8, 1300, 10, 250, 550, layers=2),
 )
-QUICK_TALKS = (Shape("demo", 16, 16, 45, 7, 18, 22), Shape("paper, shortened", 8, 8, 500, 8, 12, 200, layers=2))
+QUICK_TALKS = (Shape("demo", 24, 24, 45, 7, 18, 22), Shape("paper, shortened", 8, 8, 500, 8, 12, 200, layers=2))
 FULL_TALKS = (Shape("demo", 64, 64, 45, 7, 18, 22), Shape("paper", 8, 8, 1300, 10, 250, 550, layers=2))
 VOCABULARY = 2400
 
