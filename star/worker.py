@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from star import plugins
+from star import extensions, plugins
 from star.errors import StarError
 from star.records import parse, plain, read_json
 from star.settings import Recipe
@@ -30,6 +30,8 @@ class Mouth:
 
     def __init__(self, stream: IO[str], speaks: bool) -> None:
         self._stream, self._speaks, self._lock = stream, speaks, threading.Lock()
+        self.begun = threading.Event()
+        """The first progress was told."""
         if speaks:
             threading.Thread(target=self._beat, daemon=True).start()
 
@@ -44,6 +46,7 @@ class Mouth:
                 os._exit(1)
 
     def progress(self, label: str, done: int, total: int, note: str = "") -> None:
+        self.begun.set()
         self.say({"progress": [label, done, total, note]})
 
     def _beat(self) -> None:
@@ -64,6 +67,10 @@ def main(path: Path) -> int:
     first = os.environ.get("RANK", "0") == "0"
     logging.getLogger("star").setLevel(logging.INFO if first else logging.ERROR)
     mouth = Mouth(sys.stdout, first)
+    built = extensions.directory()
+    os.environ[extensions.VARIABLE] = str(built)
+    if first:
+        threading.Thread(target=extensions.keep_free, args=(built, mouth.begun), daemon=True).start()
     order = read_json(path)
     work = work_of(order)
     with (work.directory / ".worker").open("a") as alone:

@@ -25,7 +25,7 @@ LAYERS = [
     {"types"},
     {"protocols", "actions"},
     {"settings", "plugins", "recipe", "artifacts", "provenance", "stage", "manifest"},
-    {"endpoint", "post", "chat"},
+    {"endpoint", "post", "chat", "extensions"},
     {"tools", "stepping", "rewards", "metrics", "worlds", "policies", "algorithms"},
     {"rollout", "journal"},
     {"train"},

@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from star import extensions
+
 pytestmark = [
     pytest.mark.walk,
     pytest.mark.deepspeed,
@@ -64,9 +66,29 @@ def test_rl_ends_at_the_weights_of_one_process(place: Path, whole: Path, recorde
     assert distance(weights(place / "one-process", "rl"), weights(whole, "sft")) > 1e-4, "it learned"
 
 
+@pytest.mark.parametrize(
+    ("setting", "near"),
+    [("rl.lora.rank=2", 1e-5), ("rl.bf16=true", 2**-8)],  # a bfloat16 between 0.5 and 1 has neighbours that far
+    ids=["lora", "bf16"],
+)
+def test_adapters_and_bfloat16_end_there_too(
+    setting: str, near: float, place: Path, whole: Path, recorded: Any, good: Star
+) -> None:
+    name = setting.partition("=")[0]
+    good(*recorded, "--run", f"{name}-one", "--set", setting)
+    good(*recorded, "--run", f"{name}-zero", "--set", setting, *ZERO3)
+    one, zero = (weights(place / f"{name}-{kind}", "rl") for kind in ("one", "zero"))
+    assert {tensor.dtype for tensor in one.values()} == {tensor.dtype for tensor in zero.values()}
+    assert distance(one, zero) <= near
+    assert distance(one, weights(whole, "sft")) > 1e-3, "it learned"
+
+
 def test_rl_goes_on_after_a_kill(place: Path, recorded: Any, zero: Path, good: Star, kill: Kill) -> None:
     kill("zero-cut/rl.partial/trainer/checkpoint-2/trainer_state.json", *recorded, "--run", "zero-cut", *ZERO3)
-    assert "rl: resuming" in good(*recorded, "--run", "zero-cut", *ZERO3).stderr
+    lock = extensions.directory() / "deepspeed_shm_comm" / extensions.LOCK
+    lock.touch()  # as if it had been killed while DeepSpeed compiled
+    done = good(*recorded, "--run", "zero-cut", *ZERO3)
+    assert "rl: resuming" in done.stderr and f"removed {lock}" in done.stderr
     assert distance(weights(zero, "rl"), weights(place / "zero-cut", "rl")) == 0.0
 
 
