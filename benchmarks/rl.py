@@ -41,6 +41,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from star import plugins
 from star.dataset import messages_of
+from star.policies.drawing import Draws
 from star.policies.hf import HFPolicy
 from star.protocols import Algorithm, Conversation, Env, Policy, Step
 from star.recipe import build_world, find, load
@@ -318,7 +319,7 @@ def rollout_figures(shape: Shape, renderer: Renderer, repeats: int) -> dict[str,
     best, tokens = {"hf_policy": 0.0, "naive": 0.0}, dict[str, int]()
     for turn in range(repeats):
         policies: dict[str, Any] = {
-            "hf_policy": HFPolicy(net, renderer, limits, seed=turn),
+            "hf_policy": HFPolicy(net, renderer, Draws(limits, seed=turn)),
             "naive": Naive(net, renderer, limits.turn_tokens),
         }
         for name, policy in policies.items():
@@ -414,7 +415,7 @@ def measured(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     policy: Policy = Uncertain(renderer, teacher())
     if options.checkpoint:
         trained, tokenizer = models.load(options.checkpoint)
-        policy = HFPolicy(trained, Renderer(tokenizer), limits, name=options.checkpoint.name, patience=0.0)
+        policy = HFPolicy(trained, Renderer(tokenizer), Draws(limits, name=options.checkpoint.name, patience=0.0))
     arpo = arpo_figures(policy, 16, 8 if options.quick else 32, limits)
     shapes = QUICK if options.quick else FULL
     return {

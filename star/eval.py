@@ -13,13 +13,14 @@ from star import metrics, plugins
 from star.journal import play
 from star.manifest import Entry, Run
 from star.pipeline import evaluation, job
+from star.policies.drawing import Draws
 from star.recipe import build_world
 from star.records import plain, read_jsonl, write_json, write_jsonl
 from star.rollout import Group, Rollout
 from star.settings import Recipe
 from star.stage import Work
 from star.train import model as models
-from star.train.samplers import Draws, Sampler
+from star.train.samplers import Sampler
 from star.types import Prediction, Query, Report, Trajectory
 
 CHUNK = 256

@@ -9,26 +9,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from star.policies.drawing import Draws, Tokens
 from star.protocols import Conversation
-from star.settings import Limits
 from star.types import Completion, Finish
 
 FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 """How an engine calls the end of a turn that was sampled to its end -> how a completion does."""
-
-
-class Tokens(Protocol):
-    """What the policy needs of a renderer."""
-
-    @property
-    def end(self) -> int: ...
-
-    def prefix(self, conversation: Conversation) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,29 +74,26 @@ class Engine(Protocol):
 
 @dataclass
 class EnginePolicy:
-    """Samples turns from an engine. `temperature` 0 is greedy."""
+    """Samples turns from an engine."""
 
     engine: Engine
     renderer: Tokens
     vocabulary: int
     """Ids the model knows: the unit of entropies is its logarithm."""
-    _: KW_ONLY
-    limits: Limits = field(default_factory=Limits)
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int = 0
-    name: str = "vllm"
-    patience: float = 0.5
-    """A call returns once at most this share of its rollouts is unfinished; 0 waits for all of them."""
+    draws: Draws = field(default_factory=Draws)
     _begun: set[str] = field(default_factory=set, init=False)
     _ended: dict[str, Completion] = field(default_factory=dict, init=False)
+
+    @property
+    def name(self) -> str:
+        return self.draws.name
 
     def complete(self, conversations: Sequence[Conversation]) -> list[Completion | None]:
         keys = [f"{self.name}/{c.id}/{len(c.turns)}" for c in conversations]
         for key, conversation in zip(keys, conversations, strict=True):
             if key not in self._begun:
                 self._begin(key, conversation)
-        left = max(0, min(int(self.patience * len(keys)), len(keys) - 1))
+        left = max(0, min(int(self.draws.patience * len(keys)), len(keys) - 1))
         while sum(key not in self._ended for key in keys) > left:
             self._ended |= {key: self._completion(sampled) for key, sampled in self.engine.wait().items()}
         self._begun -= self._ended.keys() & set(keys)
@@ -116,12 +102,13 @@ class EnginePolicy:
     def _begin(self, key: str, conversation: Conversation) -> None:
         self._begun.add(key)
         ids = self.renderer.prefix(conversation)
-        limit = min(self.limits.turn_tokens, self.limits.context - len(ids))
+        limit = self.draws.room(ids)
         if limit <= 0:
             self._ended[key] = Completion("", finish="context")
             return
-        seed = _number(f"{self.seed}/{conversation.id}/{len(conversation.turns)}")
-        self.engine.submit(Request(key, ids, limit, self.renderer.end, self.temperature, self.top_p, seed))
+        seed = _number(self.draws.key(conversation))
+        request = Request(key, ids, limit, self.renderer.end, self.draws.temperature, self.draws.top_p, seed)
+        self.engine.submit(request)
 
     def _completion(self, sampled: Sampled) -> Completion:
         entropies = tuple(entropy(found, self.vocabulary) for found in sampled.likeliest)

@@ -15,28 +15,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from star.policies.attention import decoding
+from star.policies.drawing import Draws, Tokens
 from star.protocols import Conversation
-from star.settings import Limits
 from star.types import Completion, Finish
 
 logger = logging.getLogger(__name__)
-
-
-class Tokens(Protocol):
-    """What the policy needs of a renderer."""
-
-    end: int
-
-    def prefix(self, conversation: Conversation) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 ROOM = 64
@@ -141,19 +131,17 @@ class _Row:
 
 @dataclass
 class HFPolicy:
-    """Samples turns from a causal language model. `temperature` 0 is greedy."""
+    """Samples turns from a causal language model."""
 
     model: PreTrainedModel
     renderer: Tokens
-    limits: Limits = field(default_factory=Limits)
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int = 0
-    name: str = "hf"
-    patience: float = 0.5
-    """A call returns once at most this share of its rows is unfinished; 0 waits for all of them."""
+    draws: Draws = field(default_factory=Draws)
     _places: dict[str, _Place] = field(default_factory=dict, init=False)
     _talking: dict[str, _Row] = field(default_factory=dict, init=False)
+
+    @property
+    def name(self) -> str:
+        return self.draws.name
 
     @cached_property
     def _plain(self) -> bool:
@@ -184,8 +172,8 @@ class HFPolicy:
 
     def _row(self, conversation: Conversation) -> _Row:
         ids = self.renderer.prefix(conversation)
-        limit = min(self.limits.turn_tokens, self.limits.context - len(ids))
-        draw = random.Random(f"{self.seed}/{conversation.id}/{len(conversation.turns)}")
+        limit = self.draws.room(ids)
+        draw = random.Random(self.draws.key(conversation))
         return _Row(conversation.id, ids, draw, limit, finish="context" if limit <= 0 else None)
 
     def _turn(self, rows: list[_Row], conversations: list[Conversation]) -> None:
@@ -200,7 +188,7 @@ class HFPolicy:
         while active:
             self._draw(active, self._forward(cache, mask, block, positions))
             keep = [index for index, row in enumerate(active) if row.finish is None]
-            leave = len(keep) <= self.patience * len(rows)
+            leave = len(keep) <= self.draws.patience * len(rows)
             if leave or (self._plain and len(keep) <= len(active) // 2):
                 self._shelve(active, cache, places, every=leave)
                 cache, mask = (cache, mask) if leave else self._only(cache, mask, keep)
@@ -298,10 +286,10 @@ class HFPolicy:
 
     def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
         """Choose the next id of each unfinished row and note its log-probability and entropy."""
-        greedy = self.temperature == 0
-        logprobs = torch.log_softmax(logits if greedy else logits / self.temperature, dim=-1)
-        if self.top_p < 1 and not greedy:
-            logprobs = _nucleus(logprobs, self.top_p)
+        draws, greedy = self.draws, self.draws.temperature == 0
+        logprobs = torch.log_softmax(logits if greedy else logits / draws.temperature, dim=-1)
+        if draws.top_p < 1 and not greedy:
+            logprobs = _nucleus(logprobs, draws.top_p)
         probabilities = logprobs.exp()
         entropy = -(probabilities * logprobs.clamp(min=-1e4)).sum(-1) / math.log(logits.shape[-1])
         if greedy:

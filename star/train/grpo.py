@@ -23,6 +23,7 @@ from trl import GRPOTrainer
 
 from star import plugins
 from star.errors import StarError
+from star.policies.drawing import Draws
 from star.protocols import Algorithm, Policy, Reward, World
 from star.rewards import COMPONENTS, components, value
 from star.rollout import Rollout
@@ -34,7 +35,7 @@ from star.train.credit import segment_ids, shared_mean
 from star.train.optimizer import muon
 from star.train.order import EpochSampler
 from star.train.playing import Groups, GroupSource, Live, Recorded
-from star.train.samplers import Draws, Sampler, Source
+from star.train.samplers import Sampler, Source
 from star.train.scoring import compact, token_scores
 from star.train.together import gathered
 from star.train.tokens import Flat, Renderer

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from star.errors import StarError
 from star.plugins import load
-from star.policies.engine import Engine, EnginePolicy, Tokens
+from star.policies.drawing import Draws, Tokens
+from star.policies.engine import Engine, EnginePolicy
 from star.protocols import Policy
-from star.settings import Limits
 from star.train.ranks import rank
 
 
@@ -35,18 +35,6 @@ class Source:
     model: Callable[[], Any]
     """The model in this process; in training it is the one that learns."""
     bf16: bool = False
-
-
-@dataclass(frozen=True)
-class Draws:
-    """How a policy draws; the fields are those of HFPolicy."""
-
-    limits: Limits
-    temperature: float
-    top_p: float = 1.0
-    seed: int = 0
-    name: str = "model"
-    patience: float = 0.5
 
 
 class Sampler(Protocol):
@@ -71,7 +59,7 @@ class Own:
     source: Source
 
     def policy(self, draws: Draws) -> Policy:
-        policy: Policy = load("star.policies.hf:HFPolicy")(self._model, self.source.renderer, **vars(draws))
+        policy: Policy = load("star.policies.hf:HFPolicy")(self._model, self.source.renderer, draws)
         return policy
 
     @cached_property
@@ -96,7 +84,7 @@ class Copied:
     engine: Engine
 
     def policy(self, draws: Draws) -> Policy:
-        return EnginePolicy(self.engine, self.source.renderer, self.source.vocabulary, **vars(draws))
+        return EnginePolicy(self.engine, self.source.renderer, self.source.vocabulary, draws)
 
     def update(self, weights: Iterable[tuple[str, Any]]) -> None:
         self.engine.update(weights)

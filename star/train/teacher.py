@@ -8,10 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from star import plugins
+from star.policies.drawing import Draws
 from star.protocols import Conversation, Policy
 from star.settings import Limits
 from star.train import model as models
-from star.train.samplers import Draws, Sampler
+from star.train.samplers import Sampler
 from star.types import Completion
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from star import plugins
 from star.dataset import messages_of
+from star.policies.drawing import Draws
 from star.protocols import Conversation
 from star.rollout import Group, Rollout
 from star.settings import Limits, Tiny
@@ -74,7 +75,7 @@ def policies(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {
         "expert": teacher(),
         "replay": plugins.build("policy", {"name": "replay"}, recorded=recorded),
-        "hf": plugins.build("policy", {"name": "hf"}, model=model, renderer=Renderer(tokenizer), limits=LIMITS),
+        "hf": plugins.build("policy", {"name": "hf"}, model=model, renderer=Renderer(tokenizer), draws=Draws(LIMITS, name="hf")),
         "openai": plugins.build("policy", {"name": "openai", "model": "parrot", "url": server}),
         "local": plugins.build(
             "policy", {"name": "local", "model": str(directory), "turn_tokens": LIMITS.turn_tokens, "context": LIMITS.context}

@@ -10,12 +10,12 @@ import torch
 
 from star import plugins
 from star.dataset import messages_of
+from star.policies.drawing import Draws
 from star.policies.hf import HFPolicy
 from star.rollout import Group, Rollout
 from star.settings import Limits, Tiny
 from star.train import model as models
 from star.train import tiny
-from star.train.samplers import Draws
 from star.train.scoring import compact
 from star.train.tokens import Renderer
 from star.types import Trajectory
@@ -47,7 +47,7 @@ def checkpoint(world: TravelWorld, tmp_path: Path) -> Path:
 
 def played(checkpoint: Path, world: TravelWorld, bf16: bool) -> tuple[HFPolicy, list[Trajectory]]:
     model, tokens = models.load(checkpoint, bf16)
-    policy = HFPolicy(model, Renderer(tokens), LIMITS, seed=1)
+    policy = HFPolicy(model, Renderer(tokens), Draws(LIMITS, seed=1))
     queries = world.queries("dev", 4, 0)
     groups = Rollout(policy, world, LIMITS, world.score).run([Group(query, 2, query.id) for query in queries])
     return policy, [row for group in groups for row in group]

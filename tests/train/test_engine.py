@@ -29,6 +29,7 @@ from star import plugins
 from star.algorithms.arpo import ARPO
 from star.algorithms.grpo import GRPO
 from star.errors import StarError, UsageError
+from star.policies.drawing import Draws
 from star.policies.engine import EnginePolicy, Request, Sampled, entropy
 from star.policies.hf import HFPolicy
 from star.protocols import Conversation
@@ -38,7 +39,7 @@ from star.settings import Limits, Lora
 from star.train import model as models
 from star.train import together
 from star.train.grpo import StarGRPOTrainer
-from star.train.samplers import Copied, Draws, Sampler, Source
+from star.train.samplers import Copied, Sampler, Source
 from star.train.tokens import Renderer
 from star.types import Trajectory
 
@@ -219,7 +220,7 @@ def checkpoint(student: Any, renderer: Renderer, tmp_path: Path) -> Path:
 
 
 def policy(engine: Any, renderer: Renderer, limits: Limits = LIMITS, **settings: Any) -> EnginePolicy:
-    return EnginePolicy(engine, renderer, len(renderer.tokenizer), limits=limits, **settings)
+    return EnginePolicy(engine, renderer, len(renderer.tokenizer), Draws(limits, **settings))
 
 
 def over_http(server: Server, **settings: Any) -> dict[str, Any]:
@@ -260,7 +261,7 @@ def test_a_policy_records_what_the_engine_sampled(student: Any, renderer: Render
     assert max(len(row.turns) for row in rows) > 2 and (not temperature or "answer" in {row.stop for row in rows})
     assert max(gaps(student, renderer, rows, temperature or 1.0)) < 1e-4
     if not temperature:
-        assert texts(rows) == texts(play(HFPolicy(student, renderer, LIMITS, 0.0), world))
+        assert texts(rows) == texts(play(HFPolicy(student, renderer, Draws(LIMITS, 0.0)), world))
 
 
 def test_draws_do_not_depend_on_the_batch(student: Any, renderer: Renderer, world: Any) -> None:
@@ -309,7 +310,7 @@ def test_limits_end_a_turn(student: Any, renderer: Renderer, world: Any) -> None
 
 def test_an_entropy_is_a_lower_bound_that_closes(student: Any, renderer: Renderer, world: Any) -> None:
     vocabulary = len(renderer.tokenizer)
-    exact = HFPolicy(student, renderer, LIMITS, 0.0)
+    exact = HFPolicy(student, renderer, Draws(LIMITS, 0.0))
     wanted = [v for row in play(exact, world, count=2, size=1) for turn in row.turns for v in turn.completion.entropies]
     by_count = []
     for count in (5, 20, vocabulary):

@@ -18,12 +18,12 @@ from star import plugins
 from star.algorithms.arpo import ARPO
 from star.algorithms.grpo import GRPO
 from star.errors import StarError
+from star.policies.drawing import Draws
 from star.rollout import Group, Rollout
 from star.settings import Limits, Lora, Tiny
 from star.train import model as models
 from star.train import tiny
 from star.train.grpo import StarGRPOTrainer
-from star.train.samplers import Draws
 from star.train.tokens import Renderer
 from star.types import Trajectory
 
