@@ -26,8 +26,6 @@ TABLE: dict[str, dict[str, str]] = {
     "world": {"travel": "star.worlds.travel.world:TravelWorld"},
     "policy": {
         "expert": "star.policies.expert:ExpertPolicy",
-        "replay": "star.policies.replay:ReplayPolicy",
-        "hf": "star.policies.hf:HFPolicy",
         "openai": "star.policies.openai:OpenAIPolicy",
         "local": "star.train.teacher:LocalTeacher",
     },
@@ -59,8 +57,8 @@ GIVEN: dict[str, frozenset[str]] = {
 }
 """Constructor arguments that the caller supplies and that a recipe therefore cannot set."""
 
-HEAVY_MODULES = frozenset({"star.policies.hf", "star.policies.vllm", "star.policies.vllm_server", "star.train.teacher"})
-"""Modules that import torch: `check` looks at their names only."""
+HEAVY_MODULES = frozenset({"star.train.teacher"})
+"""Modules of plugins that import torch: `check` looks at their names only."""
 
 _INSTALL = {
     "": "Install it: pip install 'star-agents[train]', or pip install {}",

@@ -13,6 +13,8 @@ import pytest
 from star import plugins
 from star.dataset import messages_of
 from star.policies.drawing import Draws
+from star.policies.hf import HFPolicy
+from star.policies.replay import ReplayPolicy
 from star.protocols import Conversation
 from star.rollout import Group, Rollout
 from star.settings import Limits, Tiny
@@ -62,7 +64,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def policies(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One of each name in the table."""
+    """Each that comes with star."""
     rows = play(teacher(), QUERIES, Limits())
     tokenizer = tiny.tokenizer([messages_of(row) for row in rows] * 20, WORLD.names(), 2000)
     size = Tiny(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=16)
@@ -74,8 +76,8 @@ def policies(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     recorded = {row.query_id: [turn.completion for turn in row.turns] for row in rows}
     return {
         "expert": teacher(),
-        "replay": plugins.build("policy", {"name": "replay"}, recorded=recorded),
-        "hf": plugins.build("policy", {"name": "hf"}, model=model, renderer=Renderer(tokenizer), draws=Draws(LIMITS, name="hf")),
+        "replay": ReplayPolicy(recorded),
+        "hf": HFPolicy(model, Renderer(tokenizer), Draws(LIMITS, name="hf")),
         "openai": plugins.build("policy", {"name": "openai", "model": "parrot", "url": server}),
         "local": plugins.build(
             "policy", {"name": "local", "model": str(directory), "turn_tokens": LIMITS.turn_tokens, "context": LIMITS.context}
@@ -83,7 +85,7 @@ def policies(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
 
 
-NAMES = list(plugins.TABLE["policy"])
+NAMES = [*plugins.TABLE["policy"], "replay", "hf"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -93,7 +93,7 @@ def test_an_unknown_kind_lists_the_kinds() -> None:
 
 def test_heavy_policies_are_checked_by_name_without_an_import() -> None:
     before = "torch" in sys.modules
-    plugins.check("policy", {"name": "hf", "model": "anything"})
+    plugins.check("policy", {"name": "local", "model": "anything"})
     assert ("torch" in sys.modules) == before
 
 
