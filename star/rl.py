@@ -109,7 +109,7 @@ def _trainer(recipe: Recipe, work: Work, callbacks: list[Any]) -> StarGRPOTraine
     """The trainer over the SFT checkpoint, with its files in the stage's `trainer/`."""
     settings = recipe.rl
     models.seeded(recipe.seed)
-    model, tokenizer = models.load(work.take("sft-checkpoint"), settings.bf16)
+    model, tokenizer = models.load(work.take("sft-checkpoint"), models.halved(settings))
     if settings.freeze_embeddings:
         model.get_input_embeddings().weight.requires_grad_(False)
     if settings.lora is not None:

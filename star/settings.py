@@ -91,6 +91,7 @@ class Sft:
     max_tokens: int = 20480
     """Longer conversations are dropped and counted, never cut."""
     bf16: bool = False
+    """Compute in bfloat16. Weights that are trained are kept in float32, and the checkpoint that is left is bfloat16."""
     gradient_checkpointing: bool = False
     save_steps: int = 100
     launch: Launch = field(default_factory=Launch)
@@ -161,6 +162,7 @@ class Rl:
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = field(default_factory=list)
     """Trackers that get every figure as well; each must be installed."""
     bf16: bool = False
+    """Compute in bfloat16. Weights that are trained are kept in float32, and the checkpoint that is left is bfloat16."""
     gradient_checkpointing: bool = False
     tool_failure_rate: float | None = None
     """Share of tool calls that fail while RL plays (STAR, environment stability); None: that of the world."""
@@ -184,6 +186,7 @@ class Eval:
     in_flight: int = 128
     """Episodes sampled at a time."""
     bf16: bool = False
+    """Load and compute in bfloat16."""
     transfer: bool = False
     """Also measure what a trained checkpoint does in a world of another seed, and with tools switched off."""
 

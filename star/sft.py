@@ -41,7 +41,7 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     examples = read_jsonl(work.take("dataset"), Example)
     own = settings.model == "tiny"
     base = str(work.directory / BASE) if own else settings.model
-    model, tokenizer = models.load(base, settings.bf16)
+    model, tokenizer = models.load(base, models.halved(settings))
     renderer = Renderer(tokenizer)
     data, dropped = trainer.rows(examples, renderer, settings.max_tokens)
     parameters = sum(p.numel() for p in model.parameters())

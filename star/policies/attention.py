@@ -36,6 +36,12 @@ def grouped(
     return mixed.reshape(rows, 1, heads, size), None
 
 
+def computed(states: torch.Tensor) -> torch.Tensor:
+    """States in the precision in which autocast computes attention, if it is on: it leaves rotated keys in float32."""
+    kind = states.device.type
+    return states.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else states
+
+
 @contextmanager
 def decoding(model: Any) -> Iterator[None]:
     """Let a model on a CPU decode through `grouped`; leaves it as it was."""

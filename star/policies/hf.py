@@ -21,7 +21,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from star.policies.attention import decoding
+from star.policies.attention import computed, decoding
 from star.policies.drawing import Draws, Tokens
 from star.protocols import Conversation
 from star.types import Completion, Finish
@@ -41,6 +41,7 @@ class _Growing(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        key_states, value_states = computed(key_states), computed(value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.key_room, self.value_room = key_states[:, :, :0], value_states[:, :, :0]
@@ -136,6 +137,8 @@ class HFPolicy:
     model: PreTrainedModel
     renderer: Tokens
     draws: Draws = field(default_factory=Draws)
+    bf16: bool = False
+    """Compute in bfloat16, whatever the weights are kept in."""
     _places: dict[str, _Place] = field(default_factory=dict, init=False)
     _talking: dict[str, _Row] = field(default_factory=dict, init=False)
 
@@ -159,7 +162,8 @@ class HFPolicy:
             rows = [self._talking.get(c.id) or self._row(c) for c in conversations]
             open_rows = [(row, c) for row, c in zip(rows, conversations, strict=True) if row.finish is None]
             if open_rows:
-                with decoding(self.model):
+                # Around the whole turn: autocast converts each weight once.
+                with decoding(self.model), torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16):
                     self._turn([row for row, _ in open_rows], [c for _, c in open_rows])
         finally:
             self.model.train(training)

@@ -292,8 +292,8 @@ class StarGRPOTrainer(GRPOTrainer):
         context = self._step_context if torch.is_grad_enabled() else None
         with self.accelerator.autocast():
             found = self._tries.scores(model, input_ids, attention_mask, asked, self.temperature, context)
-        if found is None and self._looked_at is not None and compact(model):
-            found = token_scores(model, input_ids, attention_mask, asked, self.temperature)
+            if found is None and self._looked_at is not None and compact(model):
+                found = token_scores(model, input_ids, attention_mask, asked, self.temperature)
         if found is None:
             scored = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from star.errors import StarError
 from star.records import read_json, write_json
-from star.settings import Lora
+from star.settings import Lora, Rl, Sft
 from star.train import ranks, shards, together
 from star.train.samplers import Source
 from star.train.tokens import Renderer
@@ -110,6 +110,15 @@ def _base(source: str | Path) -> tuple[str, bool]:
     if not adapter.is_file():
         return str(source), False
     return str(json.loads(adapter.read_text())["base_model_name_or_path"]), True
+
+
+def halved(settings: Sft | Rl) -> bool:
+    """Whether a model in training is kept in bfloat16: only what lies below adapters and does not move.
+
+    Weights that move are float32, whatever they are computed in. Neighbouring bfloat16 values are up to 2^-7 of themselves apart,
+    so that steps of usual learning rates would be rounded away.
+    """
+    return settings.bf16 and settings.lora is not None
 
 
 def load(source: str | Path, bf16: bool = False) -> tuple[PreTrainedModel, Any]:

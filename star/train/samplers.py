@@ -35,6 +35,7 @@ class Source:
     model: Callable[[], Any]
     """The model in this process; in training it is the one that learns."""
     bf16: bool = False
+    """Sample in bfloat16, whatever the weights are kept in."""
 
 
 class Sampler(Protocol):
@@ -59,7 +60,7 @@ class Own:
     source: Source
 
     def policy(self, draws: Draws) -> Policy:
-        policy: Policy = load("star.policies.hf:HFPolicy")(self._model, self.source.renderer, draws)
+        policy: Policy = load("star.policies.hf:HFPolicy")(self._model, self.source.renderer, draws, self.source.bf16)
         return policy
 
     @cached_property
@@ -87,7 +88,7 @@ class Copied:
         return EnginePolicy(self.engine, self.source.renderer, self.source.vocabulary, draws)
 
     def update(self, weights: Iterable[tuple[str, Any]]) -> None:
-        self.engine.update(weights)
+        self.engine.update((name, tensor.bfloat16() if self.source.bf16 else tensor) for name, tensor in weights)
 
     def rest(self) -> None:
         self.engine.rest()

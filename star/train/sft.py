@@ -67,7 +67,8 @@ class StarSFTTrainer(SFTTrainer):
         if return_outputs or not compact(model):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         asked = inputs["labels"] != -100
-        logprobs, _ = token_scores(model, inputs["input_ids"], inputs["attention_mask"], asked)
+        with self.accelerator.autocast():
+            logprobs, _ = token_scores(model, inputs["input_ids"], inputs["attention_mask"], asked)
         count = asked[:, 1:].sum() if num_items_in_batch is None else num_items_in_batch
         return -logprobs.sum() / count
 

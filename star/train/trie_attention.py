@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from star.policies.attention import computed
 from star.train.trie import Trie
 
 NAME = "star_trie"
@@ -36,6 +37,7 @@ def attend(
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return result
     scale = float(options.get("scaling") or query.shape[-1] ** -0.5)
+    query, key, value = computed(query), computed(key), computed(value)
     if query.device.type == "cpu":
         mixed: torch.Tensor = Merged.apply(query, key, value, trie, scale)  # type: ignore[no-untyped-call]
         return mixed, None

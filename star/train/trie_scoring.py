@@ -113,9 +113,11 @@ def _difference(model: Any, inner: Any) -> str | None:
     rows = rows.to(inner.device)
     asked = torch.ones_like(rows).bool()
     asked[:, 0] = False
-    plain = torch.log_softmax(inner(input_ids=rows, use_cache=False).logits[:, :-1].float(), -1)
+    with torch.autocast(inner.device.type, enabled=False):
+        logits = type(inner).forward(inner, input_ids=rows, use_cache=False).logits  # accelerate's forward would turn it on again
+        plain = torch.log_softmax(logits[:, :-1].float(), -1)
+        found, _ = trie_scores(model, pack(rows, torch.ones_like(rows)), asked)
     wanted = plain.gather(-1, rows[:, 1:, None]).squeeze(-1)
-    found, _ = trie_scores(model, pack(rows, torch.ones_like(rows)), asked)
     worst = float((found[:, 1:] - wanted).abs().max())
     allowed = TOLERANCE if inner.dtype == torch.float32 else 100 * TOLERANCE
     return None if worst <= allowed else f"its attention is not the usual one (log-probabilities differ by {worst:.2g})"
