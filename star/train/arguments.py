@@ -11,6 +11,7 @@ from star.errors import UsageError
 from star.protocols import Algorithm
 from star.settings import Rl
 from star.train.ranks import size
+from star.train.together import one_device
 
 
 def steps(rl: Rl, groups: int) -> int:
@@ -33,7 +34,7 @@ def config(rl: Rl, algorithm: Algorithm, groups: int, seed: int, directory: Path
     plays and trains on whole groups."""
     micros = passes(rl, size())
     total = steps(rl, groups)
-    return GRPOConfig(
+    args = GRPOConfig(
         output_dir=str(directory),
         max_steps=total,
         num_generations=rl.group,
@@ -60,3 +61,4 @@ def config(rl: Rl, algorithm: Algorithm, groups: int, seed: int, directory: Path
         use_cpu=not torch.cuda.is_available(),
         **algorithm.settings(),
     )
+    return one_device(args)

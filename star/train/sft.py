@@ -18,7 +18,7 @@ from star.train.model import finish, seeded, trained
 from star.train.optimizer import muon
 from star.train.ranks import size
 from star.train.scoring import compact, token_scores
-from star.train.together import check, wait
+from star.train.together import check, one_device, wait
 from star.train.tokens import Renderer
 from star.types import Example
 
@@ -83,7 +83,7 @@ def config(settings: Sft, directory: Path, seed: int, count: int) -> SFTConfig:
     accumulate = share // micro
     steps = settings.steps or max(1, round(count / settings.batch * settings.epochs))
     decay = {"num_decay_steps": round(steps * settings.decay)} if settings.schedule == "warmup_stable_decay" else {}
-    return SFTConfig(
+    args = SFTConfig(
         output_dir=str(directory),
         max_steps=steps,
         per_device_train_batch_size=micro,
@@ -109,6 +109,7 @@ def config(settings: Sft, directory: Path, seed: int, count: int) -> SFTConfig:
         dataloader_pin_memory=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
     )
+    return one_device(args)
 
 
 def train(

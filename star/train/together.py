@@ -7,12 +7,20 @@ from typing import TypeVar
 
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, gather_object
+from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from star.errors import StarError
 from star.train.ranks import size
 
 T = TypeVar("T")
+Arguments = TypeVar("Arguments", bound=TrainingArguments)
+
+
+def one_device(args: Arguments) -> Arguments:
+    """A process trains on the device of its number. One that trains alone would spread its batches over all that it sees."""
+    args._n_gpu = min(args.n_gpu, 1)
+    return args
 
 
 def sharded(accelerator: Accelerator) -> bool:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
+from transformers import TrainingArguments
 
 import star
 from star import launch
@@ -23,9 +25,9 @@ from star.errors import StarError, UsageError
 from star.progress import silent
 from star.recipe import load, shipped_files
 from star.rl import world_of
-from star.settings import Launch, Recipe, Rl
+from star.settings import Launch, Recipe, Rl, Sft
 from star.stage import Job, Work
-from star.train import arguments, ranks, together
+from star.train import arguments, ranks, sft, together
 from star.types import ToolCall
 
 SHIPPED = sorted((shipped_files() / "accelerate").glob("*.yaml"))
@@ -92,6 +94,29 @@ def test_a_process_has_whole_groups(
         return
     with pytest.raises(UsageError, match="are not whole groups"):
         arguments.config(settings, GRPO(), 100, 0, tmp_path)
+
+
+def test_a_process_that_trains_alone_uses_one_device(make: Any, conversations: Any, renderer: Any, student: Any, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """transformers spreads the batches of a single process over all GPUs that it sees, which TRL refuses."""
+    looked = TrainingArguments._setup_devices.func
+
+    def eight(args: Any) -> Any:
+        device = looked(args)
+        args._n_gpu = 8
+        return device
+
+    found = cached_property(eight)
+    found.__set_name__(TrainingArguments, "_setup_devices")
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", found)
+    assert TrainingArguments(str(tmp_path)).n_gpu == 8
+    trainer = make(GRPO(), steps=1)
+    trainer.train()
+    settings = Sft(steps=2, batch=4, micro_batch=2)
+    data = [dict(zip(("input_ids", "labels"), renderer.example(messages), strict=True)) for messages in conversations]
+    _, steps, _ = sft.train(student, renderer, data, settings, tmp_path / "sft", 0, lambda *_: None)
+    assert (trainer.state.global_step, steps) == (1, 2)
+    assert trainer.args.train_batch_size == trainer.setup.settings.micro_batch
 
 
 WORKER = """
