@@ -8,13 +8,16 @@ VLLM_BIN := .venv-vllm/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test test-vllm lint clean help
+.PHONY: demo test test-gpu test-vllm lint clean help
 
 demo: .venv/ready ## walk synth, sft, rl and eval on the embedded world and model, and show what was learned
 	@$(BIN)/star run demo && $(BIN)/star report runs/demo
 
 test: .venv/ready ## all tests
 	@$(BIN)/pytest -q
+
+test-gpu: .venv/ready ## what needs a CUDA device
+	@$(BIN)/pytest -q -m gpu
 
 test-vllm: .venv-vllm/ready ## the tests against real vLLM and DeepSpeed, in an environment of their own; a CPU will do
 	@OMP_NUM_THREADS=1 $(VLLM_BIN)/pytest -q -W default --disable-warnings -m "vllm or deepspeed" tests/train tests/walk tests/gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,12 @@ from star.worlds.travel.database import Database
 from star.worlds.travel.tables import Distance, Flight, Hotel, Restaurant, Sight, Tables
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded; as the command line does
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from a run that does not ask for them: what most tests say holds of a CPU's arithmetic, and of one process."""
+    if not re.search(r"(?<!not )\b(gpu|vllm|deepspeed)\b", config.option.markexpr):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 STATES = {

@@ -1,4 +1,4 @@
-"""What runs only on a CUDA device. If it breaks, nobody without one can notice: run `pytest -m gpu` on a machine that has one."""
+"""What runs only on a CUDA device. If it breaks, nobody without one can notice: run `make test-gpu` on a machine that has one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from star import plugins
 from star.dataset import messages_of
 from star.policies.drawing import Draws
+from star.policies.expert import ExpertPolicy
 from star.policies.hf import HFPolicy
 from star.rollout import Group, Rollout
 from star.settings import Limits, Tiny
@@ -23,7 +24,7 @@ from star.worlds.travel.world import TravelWorld
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: make test-gpu"),
 ]
 LIMITS = Limits(turns=3, turn_tokens=24, context=900)
 
@@ -36,8 +37,6 @@ def world() -> TravelWorld:
 @pytest.fixture
 def checkpoint(world: TravelWorld, tmp_path: Path) -> Path:
     """A random model on disk, with a vocabulary made from one expert conversation."""
-    from star.policies.expert import ExpertPolicy
-
     query = world.queries("train", 1, 0)[0]
     [[played]] = Rollout(ExpertPolicy(world), world, Limits(), world.score).run([Group(query, 1, "expert")])
     tokens = tiny.tokenizer([messages_of(played)], world.names(), 2400)
