@@ -26,7 +26,7 @@ from star.progress import Progress, silent
 from star.recipe import SNAPSHOT, changes
 from star.records import parse, plain, read_json, write_json
 from star.settings import Recipe
-from star.stage import Entry, Input, Job, StageState, Work, achieved, fingerprint, finite, goal, grown
+from star.stage import Entry, Input, Job, StageState, Work, achieved, digest, fingerprint, finite, goal, grown
 
 __all__ = ["Entry", "Input", "Job", "Run", "StageState", "Work"]
 
@@ -235,18 +235,28 @@ class Run:
 
     def _resume(self, partial: Path, job: Job, aim: dict[str, Any]) -> bool:
         """Prepare the partial directory; whether it holds the beginning of this aim, or of one that it only extends."""
-        if partial.exists():
-            before = read_json(partial / JOB) if (partial / JOB).exists() else {}
-            differing = changes(before, aim)
-            if before and grown(differing, job):
+        if (partial / JOB).exists() and not grown(changes(read_json(partial / JOB), aim), job):
+            self._set_aside(partial, aim)
+        for begun in (partial, *sorted(self.directory.glob(f"{job.stage}.*.partial"))):
+            differing = changes(read_json(begun / JOB), aim) if (begun / JOB).exists() else ["everything"]
+            if grown(differing, job):
+                os.replace(begun, partial)
                 log.info("%s: resuming%s", job.stage, f"; {', '.join(differing)} changed" if differing else "")
                 write_json(partial / JOB, aim)
                 return True
-            log.warning("%s: its unfinished work is discarded; it differs in %s", aim["stage"], ", ".join(differing))
-            shutil.rmtree(partial)
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         write_json(partial / JOB, aim)
         return False
+
+    def _set_aside(self, partial: Path, aim: dict[str, Any]) -> None:
+        """Keep unfinished work of another aim for when it is wanted again: it may have taken days."""
+        begun = read_json(partial / JOB)
+        aside = partial.with_suffix(f".{digest(begun)[:8]}.partial")
+        what = f"its unfinished work differs in {', '.join(changes(begun, aim))}"
+        log.warning("%s: %s; the command that began it will find it in %s", aim["stage"], what, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(partial, aside)
 
     def _adopt(self, job: Job, inputs: list[Input]) -> Entry | None:
         """Share the finished stage of the ancestor if it did the same work."""
@@ -258,6 +268,9 @@ class Run:
         if broken:
             log.warning("%s: not shared from %s, where %s was changed", job.stage, source, broken)
             return None
+        aim = goal(job, inputs)
+        if (partial / JOB).exists() and changes(read_json(partial / JOB), aim):
+            self._set_aside(partial, aim)
         shutil.rmtree(partial, ignore_errors=True)
         for artifact in entry.outputs:
             artifacts.share(source / artifact.path, partial / Path(artifact.path).relative_to(job.stage))

@@ -144,7 +144,12 @@ class Work:
 
 def fingerprint(job: Job, inputs: Sequence[Input]) -> str:
     """Equal for equal work: stage, settings, seed and the bytes of the inputs."""
-    return hashlib.sha256(json.dumps(goal(job, inputs), sort_keys=True, allow_nan=False).encode()).hexdigest()
+    return digest(goal(job, inputs))
+
+
+def digest(goal: dict[str, Any]) -> str:
+    """Hash of a goal, equal for equal ones."""
+    return hashlib.sha256(json.dumps(goal, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def goal(job: Job, inputs: Sequence[Input]) -> dict[str, Any]:

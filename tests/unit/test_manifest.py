@@ -195,16 +195,47 @@ def test_an_interrupted_stage_resumes_only_as_the_same_job(run: Run, caplog: pyt
 
     with caplog.at_level(logging.WARNING):
         assert not run.perform(job("first", lr=3), fresh).resumed
-    assert "first: its unfinished work is discarded; it differs in config.lr" in caplog.text
+    assert "first: its unfinished work differs in config.lr" in caplog.text
     assert not (run.directory / "first" / "half").exists()
+
+    def found(work: Work) -> None:
+        assert work.resuming and (work.directory / "half").exists()
+        work.make("rows", "rows.txt").write_text("new")
+
+    assert run.perform(job("first", lr=2), found).resumed
+    assert not list(run.directory.glob("*.partial"))
+
+
+def test_unfinished_work_outlives_slips(run: Run, tmp_path: Path) -> None:
+    """Two commands with other settings, of which one is stopped and one fails, cost a night's work nothing."""
+    with pytest.raises(KeyboardInterrupt):
+        run.perform(job("first", lr=1), half)
+    with pytest.raises(KeyboardInterrupt):
+        run.perform(job("first", lr=2), half)
+    with pytest.raises(DataError):
+        run.perform(job("first", lr=3), failing)
+    assert len(list(run.directory.glob("first.*.partial"))) == 2
+    assert run.entries() == {}
+
+    def rest(work: Work) -> None:
+        assert work.resuming and (work.directory / "half").exists()
+        work.make("rows", "rows.txt").write_text("whole")
+
+    assert run.perform(job("first", lr=1), rest).resumed
+    other = Run.open(tmp_path / "other", RECIPE, ancestor=run.directory)
+    with pytest.raises(KeyboardInterrupt):
+        other.perform(job("first", lr=2), half)
+    assert other.perform(job("first", lr=1), forbidden).adopted
+    assert other.perform(job("first", lr=2), rest).resumed
+
+
+def failing(work: Work) -> None:
+    raise DataError("queries.jsonl:3: torn")
 
 
 def test_a_stage_that_fails_before_it_writes_leaves_nothing(run: Run) -> None:
-    def body(work: Work) -> None:
-        raise DataError("queries.jsonl:3: torn")
-
     with pytest.raises(DataError):
-        run.perform(job("first"), body)
+        run.perform(job("first"), failing)
     assert not (run.directory / "first.partial").exists()
     assert run.entries() == {}
     assert Run.open(run.directory, RECIPE).entries() == {}
