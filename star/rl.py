@@ -23,7 +23,7 @@ from star.rollout import Group, Rollout
 from star.settings import Recipe
 from star.stage import Work
 from star.train import model as models
-from star.train import ranks, together
+from star.train import ranks, together, trackers
 from star.train.arguments import passes, steps
 from star.train.dev import Dev, Keep, Row, Told
 from star.train.grpo import Setup, StarGRPOTrainer
@@ -40,7 +40,10 @@ def rl(recipe: Recipe, run: Run, command: list[str]) -> Entry:
 
     def body(work: Work) -> None:
         if recipe.rl.launch.accelerate is None:
-            passes(recipe.rl, launch.processes(recipe.rl.launch))  # a wrong number is told before any process starts
+            passes(recipe.rl, launch.processes(recipe.rl.launch))
+        _data(recipe, work)
+        trackers.check(recipe.rl.report_to)
+        # What is wrong with the settings is told by now, before any other process starts.
         launch.train("star.rl:train", recipe.rl.launch, recipe, work, run.progress)
 
     return run.perform(job(recipe, "rl", command), body)
@@ -82,13 +85,17 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     scratch = work.directory / "trainer"
     dev = Dev(partial(_play_dev, dev_queries), recipe.rl.eval_steps, scratch)
     keep = Keep(work.make("rollouts", "rollouts.jsonl"))
-    trainer = _trainer(recipe, work, [dev, keep, Told(partial(progress, "rl")), Watch(lambda: dev.rows, recipe.rl.patience)])
-    dev.trainer = keep.trainer = trainer
-    with closing(trainer):
-        if recipe.rl.probe:
-            _narrow(trainer, work, progress)
-        _train(trainer, scratch)
-        together.wait()
+    watching = [dev, keep, Told(partial(progress, "rl")), Watch(lambda: dev.rows, recipe.rl.patience)]
+    scratch.mkdir(exist_ok=True)
+    title = trackers.title(scratch, recipe.name)
+    with trackers.opened(recipe.rl.report_to, work.directory, title) as tracking:
+        trainer = _trainer(recipe, work, [*tracking, *watching], title)
+        dev.trainer = keep.trainer = trainer
+        with closing(trainer):
+            if recipe.rl.probe:
+                _narrow(trainer, work, progress)
+            _train(trainer, scratch)
+            together.wait()
     step = dev.best if dev.rows else trainer.state.global_step
     if ranks.rank():
         return
@@ -105,9 +112,10 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     shutil.rmtree(scratch)
 
 
-def _trainer(recipe: Recipe, work: Work, callbacks: list[Any]) -> StarGRPOTrainer:
+def _trainer(recipe: Recipe, work: Work, callbacks: list[Any], title: str | None = None) -> StarGRPOTrainer:
     """The trainer over the SFT checkpoint, with its files in the stage's `trainer/`."""
     settings = recipe.rl
+    queries, recorded = _data(recipe, work)
     models.seeded(recipe.seed)
     model, tokenizer = models.load(work.take("sft-checkpoint"), models.halved(settings))
     if settings.freeze_embeddings:
@@ -115,7 +123,6 @@ def _trainer(recipe: Recipe, work: Work, callbacks: list[Any]) -> StarGRPOTraine
     if settings.lora is not None:
         model = models.lora(model, settings.lora)
     world = world_of(recipe)
-    recorded = Recorded.read(Path(settings.recorded), settings.group, settings.mode) if settings.recorded else None
     setup = Setup(
         settings=settings,
         world=world,
@@ -123,10 +130,11 @@ def _trainer(recipe: Recipe, work: Work, callbacks: list[Any]) -> StarGRPOTraine
         algorithm=plugins.build("algorithm", settings.algo),
         reward=plugins.build("reward", settings.reward),
         renderer=Renderer(tokenizer),
-        queries=_disjoint(work),
+        queries=queries,
         seed=recipe.seed,
         recorded=recorded,
         checkpoint=str(work.take("sft-checkpoint")),
+        title=title,
     )
     scratch = work.directory / "trainer"
     scratch.mkdir(exist_ok=True)
@@ -138,6 +146,18 @@ def world_of(recipe: Recipe) -> World:
     rate = recipe.rl.tool_failure_rate
     world: World = build_world(recipe, **({} if rate is None else {"tool_failure_rate": rate}))
     return world
+
+
+def _data(recipe: Recipe, work: Work) -> tuple[list[Query], Recorded | None]:
+    """The queries of RL, and the groups to train on instead of playing them. Raises UsageError for less than a batch."""
+    settings = recipe.rl
+    queries = _disjoint(work)
+    recorded = Recorded.read(Path(settings.recorded), settings.group, settings.mode) if settings.recorded else None
+    held, source = (len(recorded), settings.recorded) if recorded else (len(queries), work.take("queries-rl"))
+    if held < settings.queries:
+        what = f"rl.queries = {settings.queries} is more than {source} holds, which is {held}"
+        raise UsageError(what, "Lower it, or make more of them")
+    return queries, recorded
 
 
 def _disjoint(work: Work) -> list[Query]:

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +23,7 @@ from star.worlds.travel.database import Database
 from star.worlds.travel.tables import Distance, Flight, Hotel, Restaurant, Sight, Tables
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded; as the command line does
+os.environ.setdefault("TRACKIO_DIR", str(Path(tempfile.gettempdir()) / "star-trackio"))  # before trl loads trackio
 
 
 def pytest_configure(config: pytest.Config) -> None:

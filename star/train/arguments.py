@@ -12,6 +12,7 @@ from star.protocols import Algorithm
 from star.settings import Rl
 from star.train.ranks import size
 from star.train.together import one_device
+from star.train.trackers import PROJECT
 
 
 def steps(rl: Rl, groups: int) -> int:
@@ -29,9 +30,9 @@ def passes(rl: Rl, processes: int) -> int:
     return share * rl.group // rl.micro_batch
 
 
-def config(rl: Rl, algorithm: Algorithm, groups: int, seed: int, directory: Path) -> GRPOConfig:
+def config(rl: Rl, algorithm: Algorithm, groups: int, seed: int, directory: Path, title: str | None = None) -> GRPOConfig:
     """`groups`: queries, or recorded groups, of an epoch. A batch of rollouts is split into `updates` steps, and a process
-    plays and trains on whole groups."""
+    plays and trains on whole groups. `title`: the name of the run for trackers."""
     micros = passes(rl, size())
     total = steps(rl, groups)
     args = GRPOConfig(
@@ -53,7 +54,9 @@ def config(rl: Rl, algorithm: Algorithm, groups: int, seed: int, directory: Path
         save_steps=rl.save_steps,
         save_total_limit=1,
         logging_steps=1,
-        report_to=list(rl.report_to),
+        report_to=[name for name in rl.report_to if name != "tensorboard"],  # its callback is ours
+        run_name=title,
+        project=PROJECT,
         seed=seed,
         data_seed=seed,
         disable_tqdm=True,

@@ -48,6 +48,7 @@ class Dev(TrainerCallback):
         assert self.trainer is not None
         self.rows = {known: row for known, row in self.rows.items() if known < step}
         self.rows[step] = self._play(self.trainer)
+        self.trainer.tell({f"eval_{name}": figure for name, figure in self.rows[step].items()})
         if self.best == step:
             self.trainer.save_model(str(self.best_directory))
         if self.trainer.is_world_process_zero():

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback
+from transformers import PrinterCallback, Trainer
 from trl import GRPOTrainer
 
 from star import plugins
@@ -72,6 +72,8 @@ class Setup:
     """Groups to train on instead of playing `queries`."""
     checkpoint: str = ""
     """Where the model comes from; samplers that have a copy of it open it there."""
+    title: str | None = None
+    """The name of the run for trackers."""
 
 
 def component(name: str) -> Callable[..., list[float]]:
@@ -117,7 +119,7 @@ class StarGRPOTrainer(GRPOTrainer):
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is pinned by the version range
         super().__init__(
             model=model,
-            args=config(setup.settings, setup.algorithm, len(self.source), setup.seed, directory),
+            args=config(setup.settings, setup.algorithm, len(self.source), setup.seed, directory, setup.title),
             reward_funcs=[*(component(name) for name in COMPONENTS), overlong(setup.algorithm)],
             train_dataset=_dataset(self.source),
             processing_class=setup.renderer.tokenizer,
@@ -326,6 +328,12 @@ class StarGRPOTrainer(GRPOTrainer):
             self._buffered_inputs = regrouped(self._buffered_inputs, self.num_generations)
             inputs = self._buffered_inputs[self._step % len(self._buffered_inputs)]
         return trimmed(inputs)
+
+    def tell(self, figures: dict[str, float]) -> None:
+        """Log figures of this moment at once, beside those that TRL collects until the step is over."""
+        due = self.control.should_log
+        Trainer.log(self, figures)
+        self.control.should_log = due
 
     def note(self, groups: Groups) -> None:
         """Log what the batch of rollouts was like, and keep its best and worst trajectory."""

@@ -167,12 +167,17 @@ def test_kept_rollouts_of_steps_done_again_are_forgotten(tmp_path: Path) -> None
 
 
 def test_the_best_dev_row_survives_a_restart(tmp_path: Path) -> None:
+    told = []
+
     class Trainer:
         def save_model(self, directory: str) -> None:
             Path(directory).mkdir(exist_ok=True)
 
         def is_world_process_zero(self) -> bool:
             return True
+
+        def tell(self, figures: dict[str, float]) -> None:
+            told.append(figures)
 
     values = {0: 0.1, 2: 0.6, 4: 0.3, 6: 0.6, 10: 0.2}
 
@@ -191,6 +196,7 @@ def test_the_best_dev_row_survives_a_restart(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("best-*")] == ["best-2"]
     dev(10).on_step_end(None, State(10), None)
     assert dev(10).rows.keys() == {0, 2, 4, 10} and dev(10).best_directory.is_dir()
+    assert [figures["eval_value"] for figures in told] == [0.1, 0.6, 0.3, 0.6, 0.3, 0.2]
 
 
 def test_an_adapter_is_kept_beside_the_weights_it_is_merged_into(renderer: Any, tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ def test_processes_that_do_not_share_a_batch_are_refused(place: Path, whole: Pat
     assert not (place / "odd" / "rl").exists()
 
 
+@pytest.mark.parametrize("way", [[], ["--rollouts-only"], ["--processes", "2"]], ids=str)
+def test_a_batch_larger_than_all_queries_is_refused_at_once(place: Path, whole: Path, command: Star, way: list[str]) -> None:
+    done = command("rl", "-r", "mini.yaml", "--run", "large", "--from", "whole", *way, "--set", "rl.queries=18")
+    assert done.returncode == 2 and "rl.queries = 18 is more than large/queries/rl.jsonl holds, which is 16" in done.stderr
+    assert not list((place / "large").glob("*.partial"))
+
+
 @pytest.fixture(scope="session")
 def groups(place: Path, whole: Path, good: Star) -> Path:
     good("rl", "-r", "mini.yaml", "--run", "played", "--from", "whole", "--rollouts-only", "--set", "rl.steps=2")
@@ -159,6 +166,22 @@ def test_a_model_in_shards_is_trained_the_same(place: Path, whole: Path, good: S
     assert done.returncode == 0 and "its parameters are sharded" in done.stderr, done.stderr
     assert distance(weights(place / "held", "rl"), weights(place / "shards", "rl")) < 1e-5
     assert distance(weights(place / "held", "rl"), weights(whole, "sft")) > 1e-4, "it learned"
+
+
+@pytest.mark.parametrize("setting", ["rl.lora.rank=2", "rl.bf16=true", "rl.bf16=true rl.lora.rank=2"])
+def test_adapters_and_bfloat16_in_shards(
+    setting: str, place: Path, whole: Path, good: Star, groups: Path, in_shards: Star
+) -> None:
+    name, base = setting.replace(" ", "-"), weights(whole, "sft")
+    words = ["--from-rollouts", groups, "--set", "rl.steps=2", "--set", "rl.eval_steps=0"]
+    words += [word for part in setting.split() for word in ("--set", part)]
+    good("rl", "-r", "mini.yaml", "--run", f"{name}-held", "--from", "whole", *words)
+    done = in_shards("rl", "-r", "mini.yaml", "--run", f"{name}-shards", "--from", "whole", *words, "--processes", "2")
+    assert done.returncode == 0 and "its parameters are sharded" in done.stderr, done.stderr
+    held, shards = (weights(place / f"{name}-{kind}", "rl") for kind in ("held", "shards"))
+    moved = [torch.cat([(now[layer].double() - base[layer]).flatten() for layer in base]) for now in (held, shards)]
+    assert {tensor.dtype for tensor in held.values()} == {tensor.dtype for tensor in shards.values()}
+    assert torch.nn.functional.cosine_similarity(*moved, dim=0) > (0.95 if "bf16" in setting else 1 - 1e-6)
 
 
 def test_sft_of_a_model_in_shards_ends_at_the_same_weights(place: Path, whole: Path, in_shards: Star) -> None:
