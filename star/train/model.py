@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,9 @@ from star.types import Checkpoint
 ADAPTER = "adapter_config.json"
 
 logger = logging.getLogger(__name__)
+
+# peft asks transformers by the old name.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 
 def seeded(seed: int) -> None:
