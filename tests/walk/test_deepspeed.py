@@ -66,21 +66,31 @@ def test_rl_ends_at_the_weights_of_one_process(place: Path, whole: Path, recorde
     assert distance(weights(place / "one-process", "rl"), weights(whole, "sft")) > 1e-4, "it learned"
 
 
-@pytest.mark.parametrize(
-    ("setting", "near"),
-    [("rl.lora.rank=2", 1e-5), ("rl.bf16=true", 2**-8)],  # a bfloat16 between 0.5 and 1 has neighbours that far
-    ids=["lora", "bf16"],
-)
-def test_adapters_and_bfloat16_end_there_too(
-    setting: str, near: float, place: Path, whole: Path, recorded: Any, good: Star
-) -> None:
-    name = setting.partition("=")[0]
-    good(*recorded, "--run", f"{name}-one", "--set", setting)
-    good(*recorded, "--run", f"{name}-zero", "--set", setting, *ZERO3)
+def both(setting: str, place: Path, recorded: Any, good: Star) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The weights of one process and of the shards after the same training."""
+    name = setting.replace(" ", "-")
+    words = [word for part in setting.split() for word in ("--set", part)]
+    good(*recorded, "--run", f"{name}-one", *words)
+    good(*recorded, "--run", f"{name}-zero", *words, *ZERO3)
     one, zero = (weights(place / f"{name}-{kind}", "rl") for kind in ("one", "zero"))
     assert {tensor.dtype for tensor in one.values()} == {tensor.dtype for tensor in zero.values()}
-    assert distance(one, zero) <= near
+    return one, zero
+
+
+def test_adapters_end_there_too(place: Path, whole: Path, recorded: Any, good: Star) -> None:
+    one, zero = both("rl.lora.rank=2", place, recorded, good)
+    assert distance(one, zero) < 1e-5
     assert distance(one, weights(whole, "sft")) > 1e-3, "it learned"
+
+
+@pytest.mark.parametrize("setting", ["rl.bf16=true", "rl.bf16=true rl.lora.rank=2"])
+def test_bfloat16_goes_the_same_way(setting: str, place: Path, whole: Path, recorded: Any, good: Star) -> None:
+    """DeepSpeed computes with weights of bfloat16, of which it keeps float32; one process rounds them layer by layer."""
+    one, zero = both(setting, place, recorded, good)
+    before = weights(whole, "sft")
+    moved = [torch.cat([(now[name].double() - before[name]).flatten() for name in before]) for now in (one, zero)]
+    assert torch.nn.functional.cosine_similarity(*moved, dim=0) > 0.95
+    assert min(float(way.abs().max()) for way in moved) > 1e-3, "it learned"
 
 
 def test_rl_goes_on_after_a_kill(place: Path, recorded: Any, zero: Path, good: Star, kill: Kill) -> None:
