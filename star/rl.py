@@ -22,8 +22,8 @@ from star.records import read_jsonl, write_json, write_jsonl
 from star.rollout import Group, Rollout
 from star.settings import Recipe
 from star.stage import Work
+from star.train import checkpoints, ranks, together, trackers
 from star.train import model as models
-from star.train import ranks, together, trackers
 from star.train.arguments import passes, steps
 from star.train.dev import Dev, Keep, Row, Told
 from star.train.grpo import Setup, StarGRPOTrainer
@@ -100,7 +100,7 @@ def train(recipe: Recipe, work: Work, progress: Progress) -> None:
     if ranks.rank():
         return
     together.alone()
-    best = dev.best_directory if dev.rows else models.trained(trainer)
+    best = dev.best_directory if dev.rows else checkpoints.trained(trainer)
     base = work.take("sft-checkpoint")
     model, tokenizer = models.stored(best, recipe.rl.bf16, base), trainer.setup.renderer.tokenizer
     models.save(model, tokenizer, work.make("rl-checkpoint", "model"), base.relative_to(work.root).as_posix(), step)
@@ -199,7 +199,7 @@ def _narrow(trainer: StarGRPOTrainer, work: Work, progress: Progress) -> None:
 
 
 def _train(trainer: StarGRPOTrainer, scratch: Path) -> None:
-    models.finish(trainer, scratch)
+    checkpoints.finish(trainer, scratch)
     done, wanted = trainer.state.global_step, trainer.state.max_steps
     if done < wanted:
         raise StarError(f"RL ended at step {done} of {wanted}", "Run the same command again to go on")

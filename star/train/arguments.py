@@ -52,7 +52,6 @@ def config(rl: Rl, algorithm: Algorithm, groups: int, seed: int, directory: Path
         bf16=rl.bf16,
         activation_checkpointing=rl.gradient_checkpointing,
         save_steps=rl.save_steps,
-        save_total_limit=1,
         logging_steps=1,
         report_to=[name for name in rl.report_to if name != "tensorboard"],  # its callback is ours
         run_name=title,

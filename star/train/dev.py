@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from star.artifacts import sync
 from star.records import plain, read_json, to_json, write_json, write_text
 from star.train.grpo import StarGRPOTrainer
 
@@ -52,6 +53,8 @@ class Dev(TrainerCallback):
         if self.best == step:
             self.trainer.save_model(str(self.best_directory))
         if self.trainer.is_world_process_zero():
+            if self.best == step:
+                sync(self.best_directory)
             write_json(self._file, self.rows)
 
     @property

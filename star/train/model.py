@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,22 +12,18 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Trainer, TrainerState, set_seed
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 from transformers.utils import logging as transformers_logging
 
 from star.errors import StarError
 from star.records import read_json, write_json
 from star.settings import Lora, Rl, Sft
-from star.train import ranks, shards, together
+from star.train import ranks, shards
 from star.train.samplers import Source
 from star.train.tokens import Renderer
 from star.types import Checkpoint
 
 ADAPTER = "adapter_config.json"
-
-logger = logging.getLogger(__name__)
 
 # peft asks transformers by the old name.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -40,50 +34,9 @@ def seeded(seed: int) -> None:
     set_seed(seed)
 
 
-def last_checkpoint(directory: Path) -> str | None:
-    """The trainer checkpoint to go on from, if there is one. A checkpoint that was cut off while it was written goes."""
-    last: str | None = get_last_checkpoint(str(directory))
-    while last is not None and not _whole(Path(last)):
-        together.wait()  # all processes have looked before the first one removes it
-        if ranks.rank() == 0:
-            shutil.rmtree(last)
-        together.wait()
-        last = get_last_checkpoint(str(directory))
-    if last:
-        logger.info("going on from %s", Path(last).name)
-    return last
-
-
-def finish(trainer: Trainer, directory: Path) -> None:
-    """Train to the last step, from the last checkpoint in `directory` if there is one; the last step is a checkpoint too.
-
-    A training that stands at its last step is only told so: the Trainer would take one step more.
-    """
-    last = last_checkpoint(directory)
-    state = TrainerState.load_from_json(str(Path(last) / TRAINER_STATE_NAME)) if last else None
-    if state is None or state.global_step < state.max_steps:
-        trainer.train(resume_from_checkpoint=last)
-    else:
-        trainer.state = state
-
-
-def _whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint has its last file, the state of the trainer, to the end."""
-    try:
-        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def device() -> torch.device:
     """Where this process computes."""
     return torch.device("cuda", ranks.local()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def trained(trainer: Trainer) -> Path:
-    """The checkpoint of the step at which a training stands. A model in shards is whole on disk only."""
-    return Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
 
 
 def tokenizer(source: str | Path) -> Any:

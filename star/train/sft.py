@@ -14,7 +14,8 @@ from trl import SFTConfig, SFTTrainer
 
 from star.errors import DataError, UsageError
 from star.settings import Sft
-from star.train.model import finish, seeded, trained
+from star.train.checkpoints import finish, trained
+from star.train.model import seeded
 from star.train.optimizer import muon
 from star.train.ranks import size
 from star.train.scoring import compact, token_scores
@@ -100,7 +101,6 @@ def config(settings: Sft, directory: Path, seed: int, count: int) -> SFTConfig:
         packing=False,
         dataset_kwargs={"skip_prepare_dataset": True},
         save_steps=settings.save_steps,
-        save_total_limit=1,
         logging_steps=max(1, min(10, steps // 10)),
         report_to=[],
         seed=seed,

@@ -3,6 +3,7 @@ with other weights than an uninterrupted one."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from star.algorithms.arpo import ARPO
 from star.algorithms.dapo import DAPO
-from star.records import read_json, write_jsonl
+from star.errors import StarError
+from star.records import read_json, write_json, write_jsonl
 from star.settings import Lora, Sft, Tiny
+from star.train import checkpoints, sft, tiny
 from star.train import model as models
-from star.train import sft, tiny
 from star.train.dev import Dev, Keep
 from star.types import Completion, Trajectory, Turn
 
@@ -38,6 +40,10 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 def adapter(checkpoint: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint / "adapter_model.safetensors")
+
+
+def saved(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "model.safetensors")
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -74,7 +80,7 @@ class Killed(Exception):
 def interrupted(directory: Path, work: Callable[[Path], None]) -> None:
     with pytest.raises(Killed):
         work(directory)
-    assert models.last_checkpoint(directory)
+    assert checkpoints.last(directory)
 
 
 def run_until(directory: Path, renderer: Any, data: Any, settings: Sft, step: int) -> None:
@@ -91,21 +97,84 @@ def run_until(directory: Path, renderer: Any, data: Any, settings: Sft, step: in
     sft.train(model, renderer, data, settings, directory, 0, report)
 
 
-def test_a_checkpoint_that_was_cut_off_is_not_used(renderer: Any, data: Any, tmp_path: Path) -> None:
-    settings = Sft(**SETTINGS)
+def trained(renderer: Any, data: Any, directory: Path) -> Path:
+    """The last checkpoint of a whole training."""
     model = tiny.model(SIZE, renderer.tokenizer, 0)
-    sft.train(model, renderer, data, settings, tmp_path, 0, lambda *_: None)
-    last = Path(models.last_checkpoint(tmp_path) or "")
-    assert last.name == "checkpoint-8"
+    return sft.train(model, renderer, data, Sft(**SETTINGS), directory, 0, lambda *_: None)[2]
+
+
+def test_a_checkpoint_that_was_cut_off_is_not_used(renderer: Any, data: Any, tmp_path: Path) -> None:
+    last = trained(renderer, data, tmp_path)
+    assert last.name == "checkpoint-8" and checkpoints.last(tmp_path) == last
     torn = tmp_path / "checkpoint-9"
     shutil.copytree(last, torn)
-    state = (torn / "trainer_state.json").read_text()
-    (torn / "trainer_state.json").write_text(state[: len(state) // 2])
+    (torn / checkpoints.SEAL).unlink()
     (tmp_path / "checkpoint-10").mkdir()
-    assert models.last_checkpoint(tmp_path) == str(last)
+    assert checkpoints.last(tmp_path) == last
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-8"]
     shutil.rmtree(last)
-    assert models.last_checkpoint(tmp_path) is None
+    assert checkpoints.last(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state.pth"])
+@pytest.mark.parametrize("damage", ["cut short", "lost"])
+def test_a_damaged_checkpoint_is_told(renderer: Any, data: Any, tmp_path: Path, name: str, damage: str) -> None:
+    """The Trainer itself would begin anew, or go on with a new optimizer, without a word."""
+    file = trained(renderer, data, tmp_path) / name
+    is_now = "missing"
+    if damage == "lost":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-7])
+        is_now = f"{file.stat().st_size} bytes long"
+    with pytest.raises(StarError) as told:
+        trained(renderer, data, tmp_path)
+    assert f"{file} is {is_now}, and was " in str(told.value) and str(file.parent) in told.value.fix
+
+
+def test_a_checkpoint_stays_until_the_next_one_is_whole(
+    renderer: Any, data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, value: Any) -> None:
+        if path.parent.name == "checkpoint-6":
+            raise OSError("No space left on device")
+        write_json(path, value)
+
+    monkeypatch.setattr(checkpoints, "write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        trained(renderer, data, tmp_path)
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6"}
+    monkeypatch.undo()
+    assert equal(saved(trained(renderer, data, tmp_path)), saved(trained(renderer, data, tmp_path / "whole")))
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
+
+
+def test_going_on_warns_only_of_weights_that_are_missing(
+    renderer: Any, data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cut() -> None:
+        shutil.rmtree(tmp_path, ignore_errors=True)
+        interrupted(tmp_path, lambda directory: run_until(directory, renderer, data, Sft(**SETTINGS), 6))
+        caplog.clear()
+
+    root = logging.getLogger("transformers")
+    root.addHandler(caplog.handler)
+    try:
+        cut()
+        trained(renderer, data, tmp_path)
+        assert "missing keys" not in caplog.text
+        cut()
+        last = checkpoints.last(tmp_path)
+        assert last
+        held = saved(last)
+        held.pop("model.norm.weight")
+        save_file(held, last / "model.safetensors", metadata={"format": "pt"})
+        seal = read_json(last / checkpoints.SEAL)
+        write_json(last / checkpoints.SEAL, {**seal, "model.safetensors": (last / "model.safetensors").stat().st_size})
+        trained(renderer, data, tmp_path)
+        assert "missing keys" in caplog.text and "model.norm.weight" in caplog.text
+    finally:
+        root.removeHandler(caplog.handler)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +199,9 @@ def test_rl_goes_on_from_any_checkpoint(make: Any, student: Any, algorithm: Any,
                 note(*arguments)
 
             trainer.note = dying
-        models.finish(trainer, Path(trainer.args.output_dir))
+        checkpoints.finish(trainer, Path(trainer.args.output_dir))
         assert trainer.state.global_step == 4
-        stored = weights(models.stored(models.trained(trainer)))
+        stored = weights(models.stored(checkpoints.trained(trainer)))
         return stored, [row["reward"] for row in trainer.state.log_history if "reward" in row]
 
     whole, rewards = run()

@@ -16,8 +16,7 @@ from transformers import TrainerCallback
 from star.algorithms.dapo import DAPO
 from star.algorithms.grpo import GRPO
 from star.errors import StarError
-from star.train import model as models
-from star.train import trackers
+from star.train import checkpoints, trackers
 from star.train.dev import Dev
 from star.train.grpo import Setup, StarGRPOTrainer
 
@@ -52,7 +51,7 @@ def tracked(make: Any, tmp_path: Path) -> Any:
             dying = [] if until is None else [Dying(until)]
             dev.trainer = trainer = StarGRPOTrainer(made.model, setup, scratch, callbacks=[*callbacks, dev, *dying])
             with nullcontext() if until is None else pytest.raises(Killed):
-                models.finish(trainer, scratch)
+                checkpoints.finish(trainer, scratch)
         return title
 
     return tracked

@@ -94,7 +94,7 @@ def test_bfloat16_goes_the_same_way(setting: str, place: Path, whole: Path, reco
 
 
 def test_rl_goes_on_after_a_kill(place: Path, recorded: Any, zero: Path, good: Star, kill: Kill) -> None:
-    kill("zero-cut/rl.partial/trainer/checkpoint-2/trainer_state.json", *recorded, "--run", "zero-cut", *ZERO3)
+    kill("zero-cut/rl.partial/trainer/checkpoint-2/files.json", *recorded, "--run", "zero-cut", *ZERO3)
     lock = extensions.directory() / "deepspeed_shm_comm" / extensions.LOCK
     lock.touch()  # as if it had been killed while DeepSpeed compiled
     done = good(*recorded, "--run", "zero-cut", *ZERO3)

@@ -93,7 +93,7 @@ def test_two_processes_train_the_same_model_by_sft(place: Path, whole: Path, goo
 
 def test_two_processes_go_on_after_a_kill(place: Path, two: Path, good: Star, kill: Kill) -> None:
     walk = ("rl", "-r", "mini.yaml", "--run", "two-cut", "--from", "whole", *TWO)
-    kill("two-cut/rl.partial/trainer/checkpoint-4/trainer_state.json", *walk)
+    kill("two-cut/rl.partial/trainer/checkpoint-4/files.json", *walk)
     deadline = time.monotonic() + 30
     while workers("two-cut") and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -197,7 +197,7 @@ def test_a_model_in_shards_goes_on_after_a_kill(
     words = ("--from-rollouts", groups, "--set", "rl.steps=4", "--set", "rl.eval_steps=0", "--processes", "2")
     walk = ("rl", "-r", "mini.yaml", "--from", "whole", *words)
     assert in_shards(*walk, "--run", "shards-whole").returncode == 0
-    sign = "shards-cut/rl.partial/trainer/checkpoint-2/trainer_state.json"
+    sign = "shards-cut/rl.partial/trainer/checkpoint-2/files.json"
     kill(sign, *walk, "--run", "shards-cut", variables=shards)
     done = in_shards(*walk, "--run", "shards-cut")
     assert done.returncode == 0 and "rl: resuming" in done.stderr, done.stderr

@@ -73,8 +73,8 @@ def test_every_algorithm_trains(whole: Path, good: Star, algorithm: str) -> None
 def test_a_killed_walk_goes_on_and_ends_with_the_same_bytes(place: Path, whole: Path, good: Star, kill: Kill) -> None:
     walk, cut = ("run", "mini.yaml", "--run", "cut"), place / "cut"
     for stage, sign in (
-        ("sft", "trainer/checkpoint-8"),
-        ("rl", "trainer/checkpoint-4/trainer_state.json"),
+        ("sft", "trainer/checkpoint-8/files.json"),
+        ("rl", "trainer/checkpoint-4/files.json"),
         ("eval-rl", "journal-sampled.jsonl"),
     ):
         kill(f"cut/{stage}.partial/{sign}", *walk)
