@@ -305,7 +305,8 @@ def enter(context: typer.Context, common: Common, run: Run, stages: Sequence[Sta
         return
     if run.ancestor is not None:
         run.share(pipeline.jobs(run))
-    _warn_of_stale(run, stages)
+    pipeline.warn_of_stale(run, stages)
+    pipeline.check(run, stages)
     console = plugins.load("star.console:listening")
     entries: list[Entry] = []
     for stage in stages:
@@ -321,14 +322,6 @@ def enter(context: typer.Context, common: Common, run: Run, stages: Sequence[Sta
     paths = [a.path for a in entries[0].outputs] if len(entries) == 1 else [entry.stage for entry in entries]
     for path in paths:
         print(run.directory / path)
-
-
-def _warn_of_stale(run: Run, stages: Sequence[Stage]) -> None:
-    """Say so if a stage builds on work that the recipe no longer means."""
-    used = {maker for stage in stages for maker in stage.takes.values()} - {stage.name for stage in stages}
-    for state in run.status(pipeline.jobs(run)):
-        if state.state == "stale" and state.stage in used:
-            log.warning("%s is stale (%s) and is used as it is; star run does it again", state.stage, state.why)
 
 
 def _command(context: typer.Context) -> list[str]:

@@ -20,6 +20,7 @@ from star.rollout import Group, Rollout
 from star.settings import Recipe
 from star.stage import Work
 from star.train import model as models
+from star.train import samplers
 from star.train.samplers import Sampler
 from star.types import Prediction, Query, Report, Trajectory
 
@@ -27,6 +28,11 @@ CHUNK = 256
 """Queries between two writes to disk."""
 OTHER_WORLD = 1000
 """Added to the seed for the world that the transfer measurement plays in."""
+
+
+def check(recipe: Recipe) -> None:
+    """Raises what would stop an evaluation on this machine and is known before there is a model."""
+    samplers.check(recipe.eval.rollouts, "eval.rollouts")
 
 
 def evaluate(recipe: Recipe, run: Run, command: list[str], checkpoint: str = "rl", split: str = "validation") -> Entry:

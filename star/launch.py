@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from star import plugins
+from star import plugins, strictyaml
 from star.errors import StarError, UsageError
 from star.progress import Progress
 from star.recipe import shipped_files
@@ -37,6 +37,24 @@ def processes(launch: Launch) -> int:
         return launch.processes
     torch = plugins.load("star.train.model:torch")
     return max(1, int(torch.cuda.device_count()))
+
+
+def check(launch: Launch, who: str) -> None:
+    """Raises StarError for an accelerate configuration that does not exist, or needs what is not installed."""
+    if _configured(launch).get("distributed_type") == "DEEPSPEED":
+        plugins.need("deepspeed", f"{who}: {launch.accelerate}")
+
+
+def sharded(launch: Launch) -> bool:
+    """Whether its accelerate configuration spreads one model over the processes: FSDP, or DeepSpeed's third stage."""
+    configured = _configured(launch)
+    stage = (configured.get("deepspeed_config") or {}).get("zero_stage")
+    kind = configured.get("distributed_type")
+    return kind == "FSDP" or (kind == "DEEPSPEED" and stage == 3)
+
+
+def _configured(launch: Launch) -> dict[str, Any]:
+    return {} if launch.accelerate is None else strictyaml.read(settings(launch.accelerate))
 
 
 def train(target: str, launch: Launch, recipe: Recipe, work: Work, progress: Progress) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from star.errors import UsageError
 from star.manifest import Entry, Job, Run
-from star.plugins import unknown
+from star.plugins import load, unknown
 from star.recipe import effective
 from star.settings import Recipe
+
+log = logging.getLogger(__name__)
 
 SPLITS = ("validation", "dev")
 """Splits that `star eval` plays."""
@@ -38,6 +41,8 @@ class Stage:
     """Kinds of its outputs."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Keyword arguments of the room."""
+    check: str = ""
+    """The function that raises what would stop the room on this machine, before its inputs are made."""
     grows: tuple[str, ...] = ()
     """Of `settings` and "inputs.LABEL", what may change without loss of what was done before."""
 
@@ -65,6 +70,7 @@ def stages(recipe: Recipe) -> tuple[Stage, ...]:
         ("sft", "world") if tiny else ("sft",),
         {"dataset": "trajectories"},
         (*(("base",) if tiny else ()), "sft-checkpoint", "sft-log"),
+        check="star.sft:check",
     )
     rl = Stage(
         "rl",
@@ -72,6 +78,7 @@ def stages(recipe: Recipe) -> tuple[Stage, ...]:
         ("rl", "world"),
         {"sft-checkpoint": "sft", "queries-train": "queries", "queries-rl": "queries", "queries-dev": "queries"},
         ("rl-checkpoint", "rl-log", "rollouts", *(("probe",) if recipe.rl.probe else ())),
+        check="star.rl:check",
     )
     evaluations = tuple(evaluation(recipe, checkpoint) for checkpoint in CHECKPOINTS)
     walk = (queries, trajectories, sft, rl, *evaluations)
@@ -101,7 +108,7 @@ def evaluation(recipe: Recipe, checkpoint: str = "rl", split: str = "validation"
         raise UsageError(what, "Name one of these, or the path of a directory with config.json")
     suffix = "" if split == "validation" else f"-{split}"
     arguments = {"checkpoint": checkpoint, "split": split}
-    return Stage(f"eval-{_slug(checkpoint)}{suffix}", "star.eval:evaluate", settings, takes, PLAYED, arguments)
+    return Stage(f"eval-{_slug(checkpoint)}{suffix}", "star.eval:evaluate", settings, takes, PLAYED, arguments, "star.eval:check")
 
 
 def find(recipe: Recipe, name: str) -> Stage:
@@ -133,6 +140,22 @@ def jobs(run: Run) -> list[Job]:
     """The jobs of the whole walk as the run's recipe wants them, for `Run.status`."""
     walk = [job(run.recipe, stage, []) for stage in stages(run.recipe) if stage.name != "report"]
     return [*walk, report_job(run, [])]
+
+
+def check(run: Run, walk: Sequence[Stage]) -> None:
+    """Raises what would stop a later stage of a walk on this machine, before those ahead of it take their hours."""
+    done = {state.stage for state in run.status(jobs(run)) if state.state == "done"}
+    for stage in [stage for stage in walk if stage.name not in done][1:]:
+        if stage.check:
+            load(stage.check)(run.recipe)
+
+
+def warn_of_stale(run: Run, walk: Sequence[Stage]) -> None:
+    """Say so if a stage builds on work that the recipe no longer means."""
+    used = {maker for stage in walk for maker in stage.takes.values()} - {stage.name for stage in walk}
+    for state in run.status(jobs(run)):
+        if state.state == "stale" and state.stage in used:
+            log.warning("%s is stale (%s) and is used as it is; star run does it again", state.stage, state.why)
 
 
 def plan(run: Run, stage: Stage) -> dict[str, Any]:

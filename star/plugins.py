@@ -60,9 +60,14 @@ GIVEN: dict[str, frozenset[str]] = {
 HEAVY_MODULES = frozenset({"star.train.teacher"})
 """Modules of plugins that import torch: `check` looks at their names only."""
 
+_TRACKER = "Install it: pip install 'star-agents[trackers]', or pip install {}"
 _INSTALL = {
     "": "Install it: pip install 'star-agents[train]', or pip install {}",
+    "deepspeed": "Install it: pip install 'star-agents[deepspeed]'",
+    "tensorboard": _TRACKER,
+    "trackio": _TRACKER,
     "vllm": "Install it: pip install 'star-agents[vllm]', then pip install 'star-agents[train]', since both pin transformers",
+    "wandb": _TRACKER,
 }
 """Missing package -> what to do."""
 
@@ -78,11 +83,21 @@ def load(target: str) -> Any:
         missing = error.name or module
         if module == missing or module.startswith(missing + "."):
             raise UsageError(f"{target}: there is no module {missing!r}", _IMPORTABLE) from None
-        package = missing.partition(".")[0]
-        raise StarError(f"{target} needs the package {missing!r}", _INSTALL.get(package, _INSTALL[""]).format(package)) from None
+        raise _missing(target, missing) from None
     if found is None:
         raise UsageError(f"{target}: module {module} has no {attribute!r}", _IMPORTABLE)
     return found
+
+
+def need(package: str, who: str) -> None:
+    """Raises StarError unless a package is installed; does not import it."""
+    if importlib.util.find_spec(package) is None:
+        raise _missing(who, package)
+
+
+def _missing(who: str, module: str) -> StarError:
+    package = module.partition(".")[0]
+    return StarError(f"{who} needs the package {module!r}", _INSTALL.get(package, _INSTALL[""]).format(package))
 
 
 def build(kind: str, spec: Mapping[str, Any], **given: Any) -> Any:

@@ -22,7 +22,7 @@ from star.records import read_jsonl, write_json, write_jsonl
 from star.rollout import Group, Rollout
 from star.settings import Recipe
 from star.stage import Work
-from star.train import checkpoints, ranks, together, trackers
+from star.train import checkpoints, ranks, samplers, together, trackers
 from star.train import model as models
 from star.train.arguments import passes, steps
 from star.train.dev import Dev, Keep, Row, Told
@@ -35,14 +35,24 @@ from star.types import Query, Trajectory
 logger = logging.getLogger(__name__)
 
 
+def check(recipe: Recipe) -> None:
+    """Raises what would stop RL on this machine and is known before it has data."""
+    settings = recipe.rl
+    launch.check(settings.launch, "rl.launch")
+    if settings.launch.accelerate is None:
+        passes(settings, launch.processes(settings.launch))
+    for name in settings.report_to:
+        plugins.need(name, "rl.report_to")
+    if settings.recorded is None or settings.eval_steps:
+        samplers.check(settings.rollouts, "rl.rollouts", launch.sharded(settings.launch))
+
+
 def rl(recipe: Recipe, run: Run, command: list[str]) -> Entry:
     """Train from the SFT checkpoint; leave the checkpoint that is best on the dev queries."""
 
     def body(work: Work) -> None:
-        if recipe.rl.launch.accelerate is None:
-            passes(recipe.rl, launch.processes(recipe.rl.launch))
+        check(recipe)
         _data(recipe, work)
-        trackers.check(recipe.rl.report_to)
         # What is wrong with the settings is told by now, before any other process starts.
         launch.train("star.rl:train", recipe.rl.launch, recipe, work, run.progress)
 

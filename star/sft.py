@@ -24,10 +24,19 @@ BASE = "base"
 """Directory of the untrained embedded model, in the stage's own."""
 
 
+def check(recipe: Recipe) -> None:
+    """Raises what would stop SFT on this machine and is known before it has data."""
+    settings = recipe.sft
+    launch.check(settings.launch, "sft.launch")
+    if settings.launch.accelerate is None:
+        trainer.passes(settings, launch.processes(settings.launch))
+
+
 def sft(recipe: Recipe, run: Run, command: list[str]) -> Entry:
     """Train and leave the checkpoint; with the embedded model also leave the untrained one."""
 
     def body(work: Work) -> None:
+        check(recipe)
         if recipe.sft.model == "tiny":
             _embedded(recipe, work)
         launch.train("star.sft:train", recipe.sft.launch, recipe, work, run.progress)

@@ -22,14 +22,13 @@ from transformers import PrinterCallback, Trainer
 from trl import GRPOTrainer
 
 from star import plugins
-from star.errors import StarError
 from star.policies.drawing import Draws
 from star.protocols import Algorithm, Policy, Reward, World
 from star.rewards import COMPONENTS, components, value
 from star.rollout import Rollout
 from star.settings import Rl
 from star.train import model as models
-from star.train import telemetry, together
+from star.train import samplers, telemetry, together
 from star.train.arguments import config, steps
 from star.train.credit import segment_ids, shared_mean
 from star.train.optimizer import muon
@@ -161,10 +160,7 @@ class StarGRPOTrainer(GRPOTrainer):
         """What samples rollouts; opened when the first are asked for."""
         s, model = self.setup, self.accelerator.unwrap_model(self.model)
         spec = s.settings.rollouts
-        if together.sharded(self.accelerator) and spec["name"] == "hf":
-            # Its layers gather their weights together, so processes that sample unequally often would wait for each other.
-            fix = "Set rl.rollouts to vllm, or start a vLLM server and set it to vllm_server"
-            raise StarError("rl.rollouts: hf cannot sample from a model that is in shards over the processes", fix)
+        samplers.check(spec, "rl.rollouts", together.sharded(self.accelerator))
         vocabulary = model.config.get_text_config().vocab_size
         context = s.settings.limits.context
         source = Source(s.checkpoint, s.renderer, vocabulary, context, lambda: model, s.settings.bf16)

@@ -7,14 +7,14 @@ other packages.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from star.errors import StarError
-from star.plugins import load
+from star.plugins import build, load, need
 from star.policies.drawing import Draws, Tokens
 from star.policies.engine import Engine, EnginePolicy
 from star.protocols import Policy
@@ -104,6 +104,17 @@ class Shared(Copied):
     def update(self, weights: Iterable[tuple[str, Any]]) -> None:
         if rank() == 0:
             super().update(weights)
+
+
+def check(spec: Mapping[str, Any], who: str, sharded: bool = False) -> None:
+    """Raises StarError for a sampler that cannot work here. `sharded`: no process holds the whole model in training."""
+    plugin = build("sampler", spec)
+    if sharded and isinstance(plugin, HF):
+        # Its layers gather their weights together, so processes that sample unequally often would wait for each other.
+        fix = "Set rl.rollouts to vllm, or start a vLLM server and set it to vllm_server"
+        raise StarError(f"{who}: hf cannot sample from a model that is in shards over the processes", fix)
+    if isinstance(plugin, VLLM):
+        need("vllm", f"{who}: vllm")
 
 
 @dataclass

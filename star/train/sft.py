@@ -74,14 +74,19 @@ class StarSFTTrainer(SFTTrainer):
         return -logprobs.sum() / count
 
 
-def config(settings: Sft, directory: Path, seed: int, count: int) -> SFTConfig:
-    """The recipe in TRL's words; `count` is the number of conversations."""
-    share, odd = divmod(settings.batch, size())
+def passes(settings: Sft, processes: int) -> tuple[int, int]:
+    """Conversations of a forward pass, and such passes of one process over its part of a batch. Raises UsageError for a rest."""
+    share, odd = divmod(settings.batch, processes)
     micro = min(settings.micro_batch, max(1, share))
     if odd or share % micro:
-        what = f"sft.batch = {settings.batch} is not shared by {size()} processes in whole passes of {micro}"
+        what = f"sft.batch = {settings.batch} is not shared by {processes} processes in whole passes of {micro}"
         raise UsageError(what, "It must be a multiple of processes x sft.micro_batch")
-    accumulate = share // micro
+    return micro, share // micro
+
+
+def config(settings: Sft, directory: Path, seed: int, count: int) -> SFTConfig:
+    """The recipe in TRL's words; `count` is the number of conversations."""
+    micro, accumulate = passes(settings, size())
     steps = settings.steps or max(1, round(count / settings.batch * settings.epochs))
     decay = {"num_decay_steps": round(steps * settings.decay)} if settings.schedule == "warmup_stable_decay" else {}
     args = SFTConfig(

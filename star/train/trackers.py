@@ -6,7 +6,6 @@ under the name it began with; one that begins anew has a new one.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import sys
@@ -19,18 +18,10 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
 from star import plugins
-from star.errors import StarError
 from star.train.ranks import rank
 
 PROJECT = "star"
 """Where trackers that know projects keep our runs, unless WANDB_PROJECT says otherwise."""
-
-
-def check(names: Sequence[str]) -> None:
-    """Raises StarError for a tracker that is not installed. Each has the name of its package."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise StarError(f"rl.report_to: {name} is not installed", f"pip install {name}, or 'star-agents[trackers]'")
 
 
 def title(directory: Path, recipe: str) -> str:
