@@ -213,8 +213,6 @@ def _faults(recipe: Recipe) -> Iterator[tuple[str, bool, str]]:
     yield "rl.freeze_embeddings", frozen, "With rl.lora it has no effect: adapters leave the embeddings alone anyway"
     real = recipe.eval.transfer and recipe.world.get("database") is not None
     yield "eval.transfer", real, "It compares embedded worlds; leave it out with world.database"
-    few = rl.recorded is None and rl.queries > recipe.synth.rl
-    yield "rl.queries", few, f"A batch has at most synth.rl = {recipe.synth.rl} queries"
     rollouts = rl.queries * rl.group
     yield "rl.micro_batch", rollouts % rl.micro_batch != 0, f"It must divide rl.queries x rl.group = {rollouts}"
     for key, limits in (("rl.limits", rl.limits), ("eval.limits", recipe.eval.limits)):

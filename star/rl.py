@@ -20,7 +20,7 @@ from star.protocols import World
 from star.recipe import build_world
 from star.records import read_jsonl, write_json, write_jsonl
 from star.rollout import Group, Rollout
-from star.settings import Recipe
+from star.settings import Recipe, Rl
 from star.stage import Work
 from star.train import checkpoints, ranks, samplers, together, trackers
 from star.train import model as models
@@ -36,8 +36,13 @@ logger = logging.getLogger(__name__)
 
 
 def check(recipe: Recipe) -> None:
-    """Raises what would stop RL on this machine and is known before it has data."""
-    settings = recipe.rl
+    """Raises what would stop RL on this machine and is known before its queries are made."""
+    _check_machine(recipe.rl)
+    if recipe.rl.recorded is None:
+        _check_batch(recipe.rl, recipe.synth.rl, "synth.rl")
+
+
+def _check_machine(settings: Rl) -> None:
     launch.check(settings.launch, "rl.launch")
     if settings.launch.accelerate is None:
         passes(settings, launch.processes(settings.launch))
@@ -51,7 +56,7 @@ def rl(recipe: Recipe, run: Run, command: list[str]) -> Entry:
     """Train from the SFT checkpoint; leave the checkpoint that is best on the dev queries."""
 
     def body(work: Work) -> None:
-        check(recipe)
+        _check_machine(recipe.rl)
         _data(recipe, work)
         # What is wrong with the settings is told by now, before any other process starts.
         launch.train("star.rl:train", recipe.rl.launch, recipe, work, run.progress)
@@ -164,10 +169,15 @@ def _data(recipe: Recipe, work: Work) -> tuple[list[Query], Recorded | None]:
     queries = _disjoint(work)
     recorded = Recorded.read(Path(settings.recorded), settings.group, settings.mode) if settings.recorded else None
     held, source = (len(recorded), settings.recorded) if recorded else (len(queries), work.take("queries-rl"))
-    if held < settings.queries:
-        what = f"rl.queries = {settings.queries} is more than {source} holds, which is {held}"
-        raise UsageError(what, "Lower it, or make more of them")
+    _check_batch(settings, held, f"what {source} holds")
     return queries, recorded
+
+
+def _check_batch(settings: Rl, held: int, what: str) -> None:
+    if held < settings.queries:
+        raise UsageError(
+            f"rl.queries = {settings.queries} is more than {what}, which is {held}", "Lower it, or make more of them"
+        )
 
 
 def _disjoint(work: Work) -> list[Query]:

@@ -36,7 +36,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("rl.report_to=[tensorboard, wandb]", "rl.report_to needs the package 'wandb'. Install", 1),
         ("rl.rollouts=vllm", "rl.rollouts: vllm needs the package 'vllm'. Install it: pip install 'star-agents[vllm]'", 1),
         ("eval.rollouts=vllm", "eval.rollouts: vllm needs the package 'vllm'", 1),
-        ("rl.queries=5000", "--set rl.queries: 5000 does not fit. A batch has at most synth.rl = ", 2),
+        ("rl.queries=5000", "rl.queries = 5000 is more than synth.rl, which is 640. Lower it", 2),
     ],
 )
 def test_a_walk_tells_at_once(

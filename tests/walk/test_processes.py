@@ -126,7 +126,7 @@ def test_processes_that_do_not_share_a_batch_are_refused(place: Path, whole: Pat
 @pytest.mark.parametrize("way", [[], ["--rollouts-only"], ["--processes", "2"]], ids=str)
 def test_a_batch_larger_than_all_queries_is_refused_at_once(place: Path, whole: Path, command: Star, way: list[str]) -> None:
     done = command("rl", "-r", "mini.yaml", "--run", "large", "--from", "whole", *way, "--set", "rl.queries=18")
-    assert done.returncode == 2 and "rl.queries = 18 is more than large/queries/rl.jsonl holds, which is 16" in done.stderr
+    assert done.returncode == 2 and "rl.queries = 18 is more than what large/queries/rl.jsonl holds, which is 16" in done.stderr
     assert not list((place / "large").glob("*.partial"))
 
 
