@@ -37,6 +37,7 @@ def last(directory: Path) -> Path | None:
     together.wait()  # all processes have looked before the first one removes any
     if ranks.rank() == 0:
         for torn in (path for path in found if not (path / SEAL).exists()):
+            logger.warning("%s was not written to its end, and is removed", torn.name)
             shutil.rmtree(torn)
     whole = [path for path in found if (path / SEAL).exists()]
     together.wait()

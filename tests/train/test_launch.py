@@ -206,6 +206,11 @@ def test_workers_end_when_the_command_is_interrupted(tmp_path: Path, monkeypatch
         os.kill(int(mark.read_text()), 0)
 
 
+def test_a_configuration_says_whether_the_model_is_in_shards() -> None:
+    found = {name: launch.sharded(Launch(accelerate=name)) for name in (None, "ddp", "fsdp2", "zero3")}
+    assert found == {None: False, "ddp": False, "fsdp2": True, "zero3": True}
+
+
 def test_the_launchers_are_torchrun_and_accelerate(tmp_path: Path) -> None:
     assert launch._launcher(Launch(processes=3), 3)[1:] == ["torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     words = launch._launcher(Launch(processes=4, accelerate="fsdp2"), 4)

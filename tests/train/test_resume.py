@@ -103,7 +103,9 @@ def trained(renderer: Any, data: Any, directory: Path) -> Path:
     return sft.train(model, renderer, data, Sft(**SETTINGS), directory, 0, lambda *_: None)[2]
 
 
-def test_a_checkpoint_that_was_cut_off_is_not_used(renderer: Any, data: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_cut_off_is_not_used(
+    renderer: Any, data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     last = trained(renderer, data, tmp_path)
     assert last.name == "checkpoint-8" and checkpoints.last(tmp_path) == last
     torn = tmp_path / "checkpoint-9"
@@ -111,6 +113,8 @@ def test_a_checkpoint_that_was_cut_off_is_not_used(renderer: Any, data: Any, tmp
     (torn / checkpoints.SEAL).unlink()
     (tmp_path / "checkpoint-10").mkdir()
     assert checkpoints.last(tmp_path) == last
+    told = [record.message.partition(" was ")[0] for record in caplog.records if "removed" in record.message]
+    assert told == ["checkpoint-9", "checkpoint-10"]
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-8"]
     shutil.rmtree(last)
     assert checkpoints.last(tmp_path) is None
